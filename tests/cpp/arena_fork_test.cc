@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "arena_blocks.h"
+#include "child.h"
 
 namespace smddp::intranode {
 namespace {
@@ -18,33 +19,24 @@ TEST(ArenaFork, ChildHasItsOwnCopy) {
   std::byte* large = arena.allocate(10 * kMiB);
   fill(small, 100, 1);
   fill(large, 10 * kMiB, 1);
-  int go[2], done[2];
-  ASSERT_EQ(pipe(go), 0);
-  ASSERT_EQ(pipe(done), 0);
-  pid_t pid = fork();
-  if (pid == 0) {
-    char byte;
+  Child child([&](Child& self) {
     fill(small, 50, 7);  // does not change the parent's block
-    [[maybe_unused]] auto n = write(done[1], "x", 1);
-    n = read(go[0], &byte, 1);  // the parent has written and freed
-    bool ok = filled(small, 50, 7) && filled(small + 50, 50, 1) && filled(large, 10 * kMiB, 1) &&
+    self.send('x');
+    self.receive<char>();  // the parent has written and freed
+    self.send(filled(small, 50, 7) && filled(small + 50, 50, 1) && filled(large, 10 * kMiB, 1) &&
               arena.allocate(100) == nullptr && !arena.contains(small, 1) &&
               arena.table_fd() == -1 && segments_left() == 0 && arena.free(large) &&
-              arena.free(small) && !arena.free(small);
-    _exit(ok ? 0 : 1);
-  }
-  char byte;
-  ASSERT_EQ(read(done[0], &byte, 1), 1);
+              arena.free(small) && !arena.free(small));
+  });
+  child.receive<char>();
   EXPECT_TRUE(filled(small, 100, 1));
   fill(small, 100, 9);
   fill(large, 10 * kMiB, 9);
   EXPECT_TRUE(arena.free(large));
   std::byte* again = arena.allocate(10 * kMiB);
   fill(again, 10 * kMiB, 10);
-  ASSERT_EQ(write(go[1], "x", 1), 1);
-  int status = -1;
-  waitpid(pid, &status, 0);
-  EXPECT_EQ(status, 0);
+  child.send('x');
+  EXPECT_TRUE(child.receive<bool>());
   EXPECT_TRUE(filled(small, 100, 9));
 }
 

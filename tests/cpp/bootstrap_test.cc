@@ -1,17 +1,17 @@
-// How groups are made: the rank information, the exchanges over the store, the descriptors; and how
-// a rank treats bytes that do not belong to its group. tests/fuzz/rank_info.cc has arbitrary bytes.
+// How groups are made: the rank information, the exchanges over the store, the descriptors.
+// tests/fuzz/rank_info.cc has arbitrary bytes.
 #include <barrier>
 #include <cstdlib>
 #include <filesystem>
 #include <future>
 #include <optional>
-#include <random>
 #include <set>
 #include <thread>
 
+#include "debug_setting.h"
+#include "joining/process_directory.h"
 #include "joining/rank_table.h"
 #include "joining/rendezvous.h"
-#include "transport/ofi/open.h"
 #include "world.h"
 
 namespace smddp {
@@ -36,33 +36,43 @@ RankInfo a_rank_info() {
   return info;
 }
 
-TEST(RankInfo, IsTheSameAfterEncodingAndDecoding) {
-  auto read = decode<RankInfo>(encode(a_rank_info()));
-  ASSERT_TRUE(read.ok());
-  EXPECT_TRUE(read.value() == a_rank_info());
-}
-
-TEST(RankInfo, AFabricAddressCanBeEncodedAlone) {
-  auto blob = encode(FabricAddress{FabricAddress::State::kUnavailable, {}, "no libfabric"});
-  auto read = decode<FabricAddress>(blob);
-  ASSERT_TRUE(read.ok());
-  EXPECT_EQ(read.value().state, FabricAddress::State::kUnavailable);
-  EXPECT_EQ(read.value().reason, "no libfabric");
-  for (size_t size = 0; size < blob.size(); ++size) {
-    EXPECT_FALSE(
-        decode<FabricAddress>({blob.begin(), blob.begin() + static_cast<std::ptrdiff_t>(size)})
-            .ok());
-  }
-  blob[0] = 3;  // no such state
-  EXPECT_FALSE(decode<FabricAddress>(blob).ok());
-}
-
-TEST(RankInfo, AnyTruncationIsAnError) {
-  auto whole = encode(a_rank_info());
+// What was encoded, as it is read again. No part of it can be read.
+template <class T>
+T read_again(const T& told) {
+  const Blob whole = encode(told);
+  auto read = decode<T>(whole);
+  EXPECT_TRUE(read.ok()) << read.status().message();
+  EXPECT_EQ(encode(read.value()), whole);
   for (size_t size = 0; size < whole.size(); ++size) {
-    EXPECT_FALSE(
-        decode<RankInfo>({whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(size)}).ok());
+    Blob part(whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(size));
+    EXPECT_FALSE(decode<T>(part).ok()) << size;
   }
+  return std::move(read.value());
+}
+
+TEST(Encoding, EachFieldIsTheSameAfterDecoding) {
+  EXPECT_TRUE(read_again(a_rank_info()) == a_rank_info());
+  FabricAddress none =
+      read_again(FabricAddress{FabricAddress::State::kUnavailable, {}, "no libfabric"});
+  EXPECT_EQ(none.state, FabricAddress::State::kUnavailable);
+  EXPECT_EQ(none.reason, "no libfabric");
+  Blob unknown = encode(none);
+  unknown[0] = 3;  // no such state
+  EXPECT_FALSE(decode<FabricAddress>(unknown).ok());
+  HostLeader leader = read_again(HostLeader{5, 8, a_rank_info()});
+  EXPECT_EQ(leader.rank, 5);
+  EXPECT_EQ(leader.ranks, 8);
+  EXPECT_EQ(leader.info.pid, 42);
+  HandedTable handed = read_again(HandedTable{7, 1 << 20});
+  EXPECT_EQ(handed.fd, 7);
+  EXPECT_EQ(handed.bytes, 1u << 20);
+  Reference reference = read_again(Reference{7, -3, a_rank_info()});
+  EXPECT_EQ(reference.directory, 7u);
+  EXPECT_EQ(reference.offset, -3);
+  EXPECT_EQ(reference.part.proof, 77u);
+  EXPECT_EQ(reference.part.outbox_fd, 7);
+  EXPECT_FALSE(is_reference(encode(a_rank_info())));
+  EXPECT_FALSE(decode<Reference>(encode(a_rank_info())).ok());
 }
 
 TEST(RankInfo, TheErrorForAnotherVersionSaysSo) {
@@ -108,18 +118,6 @@ TEST(RankTable, AnyTruncationHasFewerBlobsOrIsAnError) {
   }
 }
 
-TEST(RankTable, WhoHandsItOnCanBeEncoded) {
-  auto leader = decode<HostLeader>(encode(HostLeader{5, 8, a_rank_info()}));
-  ASSERT_TRUE(leader.ok());
-  EXPECT_EQ(leader.value().rank, 5);
-  EXPECT_EQ(leader.value().ranks, 8);
-  EXPECT_EQ(leader.value().info.pid, 42);
-  auto handed = decode<HandedTable>(encode(HandedTable{7, 1 << 20}));
-  ASSERT_TRUE(handed.ok());
-  EXPECT_EQ(handed.value().fd, 7);
-  EXPECT_EQ(handed.value().bytes, 1u << 20);
-}
-
 TEST(Failures, TheFirstIsTheCauseOfTheOthers) {
   MemoryStore store(std::chrono::seconds(1));
   EXPECT_TRUE(published_failure(store).ok());
@@ -134,18 +132,15 @@ TEST(Failures, TheFirstIsTheCauseOfTheOthers) {
 
 // --- exchanges over the store --------------------------------------------------------------------
 
-class Variable {
- public:
-  Variable(const char* name, const char* value) : name_(name) {
-    if (const char* old = std::getenv(name)) old_ = old;
-    ::setenv(name, value, 1);
-  }
-  ~Variable() { old_.empty() ? ::unsetenv(name_) : ::setenv(name_, old_.c_str(), 1); }
-
- private:
-  const char* name_;
-  std::string old_;
-};
+Group::Options options_of(const std::string& layout, int rank, std::chrono::nanoseconds timeout,
+                          int few_ranks) {
+  Group::Options options;
+  options.name = "test";
+  options.timeout_ns = static_cast<uint64_t>(timeout.count());
+  options.host = std::string("host-") + layout[static_cast<size_t>(rank)];
+  options.few_ranks = few_ranks;
+  return options;
+}
 
 struct Join {
   std::string layout;
@@ -180,12 +175,8 @@ Joined join(const Join& how) {
     all.arrive_and_wait();
     std::vector<std::unique_ptr<Group>> groups;
     for (int i = 0; i < how.groups; ++i) {
-      Group::Options options;
-      options.name = "test";
-      options.timeout_ns = 20'000'000'000;
-      options.host = std::string("host-") + how.layout[static_cast<size_t>(r)];
+      Group::Options options = options_of(how.layout, r, std::chrono::seconds(20), how.few_ranks);
       options.several_hosts = how.several_hosts;
-      options.few_ranks = how.few_ranks;
       CountingStore earlier(store, std::to_string(i) + "/");
       bool last = i + 1 == how.groups;
       auto group =
@@ -365,35 +356,10 @@ class ForgingStore : public CountingStore {
   }
 };
 
-TEST(Host, ARankThatCouldNotJoinTellsItsNeighbors) {
-  MemoryStore store;
-  on_threads(2, [&](int r) {
-    auto process = Process::create();
-    Group::Options options;
-    options.name = "test";
-    options.timeout_ns = 20'000'000'000;
-    options.host = "host-A";
-    CountingStore plain(store, "");
-    ForgingStore forging(store, "");
-    auto group = Group::create(*process.value(), r == 0 ? forging : plain, r, 2, options);
-    ASSERT_FALSE(group.ok());
-    EXPECT_NE(group.status().code(), Code::kTimeout);
-    EXPECT_TRUE(says(group.status(), r == 0 ? "rank 1" : "rank 0"));
-  });
-}
-
-// The sentence of a rank that can't make a large group, on all ranks.
-void expect_all_say(const std::vector<Status>& made, const std::string& words) {
-  for (const Status& status : made) {
-    ASSERT_FALSE(status.ok());
-    EXPECT_TRUE(says(status, words));
-  }
-}
-
-// The ranks but `absent` make a group as a large one is made.
-std::vector<Status> make_large_group(const std::string& layout, int absent,
-                                     const std::function<std::unique_ptr<Store>(Store&, int)>& view,
-                                     std::chrono::milliseconds timeout) {
+// The ranks but `absent` make a group; few_ranks = 1: as a large one is made.
+std::vector<Status> make_group(const std::string& layout, int absent,
+                               const std::function<std::unique_ptr<Store>(Store&, int)>& view,
+                               std::chrono::milliseconds timeout, int few_ranks = 1) {
   MemoryStore store(timeout);
   std::vector<Status> made;
   std::vector<std::future<Status>> ranks;
@@ -401,13 +367,9 @@ std::vector<Status> make_large_group(const std::string& layout, int absent,
     if (r == absent) continue;
     ranks.push_back(std::async(std::launch::async, [&, r] {
       auto process = Process::create();
-      Group::Options options;
-      options.name = "test";
-      options.timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count());
-      options.host = std::string("host-") + layout[static_cast<size_t>(r)];
-      options.few_ranks = 1;
       auto own = view(store, r);
-      return Group::create(*process.value(), *own, r, static_cast<int>(layout.size()), options)
+      return Group::create(*process.value(), *own, r, static_cast<int>(layout.size()),
+                           options_of(layout, r, timeout, few_ranks))
           .status();
     }));
   }
@@ -415,15 +377,38 @@ std::vector<Status> make_large_group(const std::string& layout, int absent,
   return made;
 }
 
-std::unique_ptr<Store> plain(Store& store, int) {
-  return std::make_unique<CountingStore>(store, "");
+// As `S` on one rank, plain on all others.
+template <class S>
+auto view_of_rank(int rank) {
+  return [rank](Store& store, int r) -> std::unique_ptr<Store> {
+    if (r == rank) return std::make_unique<S>(store, "");
+    return std::make_unique<CountingStore>(store, "");
+  };
 }
 
-TEST(LargeGroups, ARankThatNeverComesIsNamedByAll) {
-  for (int absent : {0, 1, 2, 3}) {
-    auto made = make_large_group("AABB", absent, plain, std::chrono::seconds(1));
-    expect_all_say(made, "ranks " + std::to_string(absent) + " did not join the group in time");
+void expect_all_say(const std::vector<Status>& made, const std::string& words) {
+  for (const Status& status : made) {
+    ASSERT_FALSE(status.ok());
+    EXPECT_TRUE(says(status, words));
   }
+}
+
+TEST(Host, ARankThatCouldNotJoinTellsItsNeighbors) {
+  auto made = make_group("AA", -1, view_of_rank<ForgingStore>(0), std::chrono::seconds(20), 32);
+  for (size_t r : {0, 1}) {
+    ASSERT_FALSE(made[r].ok());
+    EXPECT_NE(made[r].code(), Code::kTimeout);
+    EXPECT_TRUE(says(made[r], r == 0 ? "rank 1" : "rank 0"));
+  }
+}
+
+TEST(LargeAndSmallGroups, ARankThatNeverComesIsNamedByAll) {
+  on_threads(8, [](int i) {
+    int absent = i % 4, few_ranks = i < 4 ? 1 : 32;
+    auto made = make_group("AABB", absent, view_of_rank<CountingStore>(0), std::chrono::seconds(1),
+                           few_ranks);
+    expect_all_say(made, "ranks " + std::to_string(absent) + " did not join the group in time");
+  });
 }
 
 TEST(LargeGroups, ARankOfAnotherVersionIsAnErrorOfAll) {
@@ -436,64 +421,8 @@ TEST(LargeGroups, ARankOfAnotherVersionIsAnErrorOfAll) {
       return CountingStore::set(key, other);
     }
   };
-  auto view = [](Store& store, int rank) -> std::unique_ptr<Store> {
-    if (rank == 2) return std::make_unique<OtherVersion>(store, "");
-    return plain(store, rank);
-  };
-  expect_all_say(make_large_group("ABBA", -1, view, std::chrono::seconds(20)), "another version");
-}
-
-class NoSink : public transport::Sink {
-  void on_message(const std::byte*, size_t) override {}
-  void on_peer_lost(transport::Peer, const Status&) override {}
-};
-
-// A process that knows the address but not the key sends random bytes, valid headers of no group,
-// and an abort. The group goes on and uses none of it.
-TEST(ForeignMessages, ChangeNothing) {
-  run_world("AB", [](RankContext& c) {
-    std::vector<int> in(100, c.rank), out(200);
-    ASSERT_TRUE(c.run(gather_of(in, out, 2)).ok());
-    if (c.rank == 0) {
-      auto foreign = ofi::open();
-      ASSERT_TRUE(foreign.ok());
-      auto peer = foreign.value()->add_peer(c.process.open_fabric()->facts().address);
-      ASSERT_TRUE(peer.ok());
-      NoSink sink;
-      std::mt19937 random(5);
-      for (int i = 0; i < 60; ++i) {
-        transport::MessageBuffer* buffer = nullptr;
-        while ((buffer = foreign.value()->acquire(peer.value(), false)) == nullptr) {
-          (void)foreign.value()->poll(sink);
-          c.engine.kick(c.engine.lock());
-        }
-        size_t size = sizeof(wire::Header) + random() % 1000;
-        for (size_t b = 0; b < size; ++b) buffer->data[b] = static_cast<std::byte>(random());
-        if (i % 3 != 0) {
-          wire::Header header{};
-          header.magic = wire::kMagic;
-          header.type = i % 3 == 1 ? wire::Type::kData : wire::Type::kAbort;
-          header.bytes = size - sizeof header;
-          header.seq = static_cast<uint64_t>(i);
-          std::memcpy(buffer->data, &header, sizeof header);
-        }
-        foreign.value()->post(buffer, size);
-      }
-      for (int turn = 0; turn < 2000 && !foreign.value()->idle(); ++turn) {
-        (void)foreign.value()->poll(sink);
-        c.engine.kick(c.engine.lock());
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      }
-      EXPECT_TRUE(foreign.value()->idle());
-    }
-    for (int i = 0; i < 20; ++i) {
-      std::fill(in.begin(), in.end(), c.rank + i);
-      Status status = c.run(gather_of(in, out, 2));
-      ASSERT_TRUE(status.ok()) << status.message();
-      for (size_t j = 0; j < out.size(); ++j) ASSERT_EQ(out[j], static_cast<int>(j / 100) + i);
-    }
-    if (c.rank == 0) EXPECT_GT(c.process.refused(), 0u);
-  });
+  expect_all_say(make_group("ABBA", -1, view_of_rank<OtherVersion>(2), std::chrono::seconds(20)),
+                 "another version");
 }
 
 // --- the rendezvous -------------------------------------------------------------------------------
@@ -521,14 +450,7 @@ TEST(Rendezvous, RanksOfOneMakingGetOneNameAndEachMakingAnother) {
     }
     EXPECT_TRUE(names.insert(met[0].value()).second);
   }
-}
-
-TEST(Rendezvous, LeavesANumberPerRankInTheStore) {
-  MemoryStore store;
-  for (int making = 0; making < 3; ++making) {
-    ASSERT_TRUE(meet(store, 4)[0].ok());
-    EXPECT_EQ(store.keys(), 4u);
-  }
+  EXPECT_EQ(store.keys(), 4u) << "a number per rank";
 }
 
 TEST(Rendezvous, RanksThatComeInAnyOrderDoNotMeetTheirPredecessors) {
@@ -562,23 +484,18 @@ TEST(Rendezvous, ARankThatDiedBeforeItMetTheOthersIsNotMissedByItsSuccessor) {
 }
 
 TEST(Rendezvous, TheErrorNamesTheRanksThatDidNotCome) {
-  MemoryStore fresh(std::chrono::milliseconds(200));
-  auto alone = Rendezvous(fresh, 0, 3, std::chrono::milliseconds(200)).meet();
-  ASSERT_FALSE(alone.ok());
-  EXPECT_EQ(alone.status().code(), Code::kTimeout);
-  EXPECT_TRUE(says(alone.status(), "ranks 1, 2 did not join"));
-  auto waiting = Rendezvous(fresh, 2, 3, std::chrono::milliseconds(200)).meet();
-  ASSERT_FALSE(waiting.ok());
-  EXPECT_TRUE(says(waiting.status(), "ranks 1 did not join"));
-
-  MemoryStore used(std::chrono::milliseconds(200));
+  constexpr std::chrono::milliseconds kSoon(200);
+  auto expect_missing = [&](Store& store, int rank, const std::string& missing) {
+    auto alone = Rendezvous(store, rank, 3, kSoon).meet();
+    EXPECT_EQ(alone.status().code(), Code::kTimeout);
+    EXPECT_TRUE(says(alone.status(), "ranks " + missing + " did not join"));
+  };
+  MemoryStore fresh(kSoon), used(kSoon);
+  expect_missing(fresh, 0, "1, 2");
+  expect_missing(fresh, 2, "1");
   ASSERT_TRUE(meet(used, 3)[0].ok());
-  auto again = Rendezvous(used, 0, 3, std::chrono::milliseconds(200)).meet();
-  ASSERT_FALSE(again.ok());
-  EXPECT_TRUE(says(again.status(), "ranks 1 did not join"));
-  auto without_first = Rendezvous(used, 1, 3, std::chrono::milliseconds(200)).meet();
-  ASSERT_FALSE(without_first.ok());
-  EXPECT_TRUE(says(without_first.status(), "ranks 0 did not join"));
+  expect_missing(used, 0, "1");
+  expect_missing(used, 1, "0");
 }
 
 }  // namespace

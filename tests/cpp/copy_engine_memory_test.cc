@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "device/host_device.h"
+#include "results.h"
 
 namespace smddp {
 namespace {
@@ -16,9 +17,8 @@ TEST(Imports, AreKeptUntilTheOwnerAllocatesTheAddressAgain) {
   HostDevice owner, reader;
   Imports imports(reader);
   void* memory = owner.allocate(8192).value();
-  auto exported = owner.export_memory(memory, 100);
-  ASSERT_TRUE(exported.ok());
-  device::Allocation first = exported.value()[0];
+  auto exported = value_of(owner.export_memory(memory, 100));
+  device::Allocation first = exported[0];
   auto at = imports.find(getpid(), first);
   ASSERT_TRUE(at.ok());
   static_cast<char*>(memory)[5] = 'x';
@@ -32,20 +32,18 @@ TEST(Imports, AreKeptUntilTheOwnerAllocatesTheAddressAgain) {
   device::Allocation second = owner.export_memory(again, 1).value()[0];
   second.base = first.base + 4096;
   ASSERT_NE(second.id, first.id);
-  auto there = imports.find(getpid(), second);
-  ASSERT_TRUE(there.ok());
+  auto there = value_of(imports.find(getpid(), second));
   static_cast<char*>(again)[0] = 'y';
-  EXPECT_EQ(static_cast<char>(there.value()[0]), 'y');
+  EXPECT_EQ(static_cast<char>(there[0]), 'y');
   EXPECT_EQ(imports.statistics().replaced, 1u);
   EXPECT_EQ(imports.statistics().mapped, 4096u);
   // And memory of the same size in the same place.
   void* third = owner.allocate(4096).value();
   device::Allocation same = owner.export_memory(third, 1).value()[0];
   same.base = second.base;
-  auto where = imports.find(getpid(), same);
-  ASSERT_TRUE(where.ok());
+  auto where = value_of(imports.find(getpid(), same));
   static_cast<char*>(third)[0] = 'z';
-  EXPECT_EQ(static_cast<char>(where.value()[0]), 'z');
+  EXPECT_EQ(static_cast<char>(where[0]), 'z');
   EXPECT_EQ(imports.statistics().replaced, 2u);
 }
 
@@ -59,12 +57,11 @@ TEST(MemoryOffer, EncodesDecodesAndChecksItsRoom) {
   size_t room = intranode::MemoryOffer::encoded_bytes({5000, 1000});
   std::vector<std::byte> wire(room);
   offer.encode(wire.data(), room);
-  auto back = intranode::MemoryOffer::decode(wire.data(), room);
-  ASSERT_TRUE(back.ok());
-  EXPECT_EQ(back.value().extents(), 2u);
-  EXPECT_EQ(back.value().bytes(1), 1000u);
-  EXPECT_EQ(back.value().signature(), signature);
-  EXPECT_EQ(back.value().refusal(), "");
+  auto back = value_of(intranode::MemoryOffer::decode(wire.data(), room));
+  EXPECT_EQ(back.extents(), 2u);
+  EXPECT_EQ(back.bytes(1), 1000u);
+  EXPECT_EQ(back.signature(), signature);
+  EXPECT_EQ(back.refusal(), "");
   // If the pieces do not fit, the encoded offer holds a refusal instead.
   offer.encode(wire.data(), 128);
   EXPECT_FALSE(intranode::MemoryOffer::decode(wire.data(), 60).ok());

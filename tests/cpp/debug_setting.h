@@ -1,24 +1,40 @@
-// A key of SMDDP_DEBUG for a test: set beside the keys that are set already.
+// Variables of the environment, and keys of SMDDP_DEBUG, for the time of a test.
 #pragma once
 
 #include <cstdlib>
+#include <optional>
 #include <string>
 
 namespace smddp {
 
-class DebugSetting {
+class Variable {
  public:
-  DebugSetting(const std::string& key, const std::string& value) {
-    if (const char* set = std::getenv("SMDDP_DEBUG")) before_ = set;
-    // Of a key that is there twice, the last value counts.
-    ::setenv("SMDDP_DEBUG", (before_ + "," + key + "=" + value).c_str(), 1);
+  Variable(std::string name, const std::string& value) : name_(std::move(name)) {
+    if (const char* before = std::getenv(name_.c_str())) before_ = before;
+    ::setenv(name_.c_str(), value.c_str(), 1);
   }
-  ~DebugSetting() { ::setenv("SMDDP_DEBUG", before_.c_str(), 1); }
-  DebugSetting(const DebugSetting&) = delete;
-  DebugSetting& operator=(const DebugSetting&) = delete;
+  ~Variable() {
+    before_ ? ::setenv(name_.c_str(), before_->c_str(), 1) : ::unsetenv(name_.c_str());
+  }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
 
  private:
-  std::string before_;
+  std::string name_;
+  std::optional<std::string> before_;
+};
+
+// Set beside the keys that are set already: of a key that is there twice, the last value counts.
+class DebugSetting : Variable {
+ public:
+  DebugSetting(const std::string& key, const std::string& value)
+      : Variable("SMDDP_DEBUG", others() + "," + key + "=" + value) {}
+
+ private:
+  static std::string others() {
+    const char* set = std::getenv("SMDDP_DEBUG");
+    return set != nullptr ? set : "";
+  }
 };
 
 }  // namespace smddp

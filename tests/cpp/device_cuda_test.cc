@@ -23,8 +23,7 @@
 #include "device/cuda_kernels.h"
 #include "device/cuda_report.h"
 #include "device/gdr.h"
-#include "device_world.h"
-#include "gpu/device_plan.h"
+#include "device_job.h"
 
 namespace smddp {
 namespace {
@@ -53,6 +52,7 @@ std::byte* reserve(size_t bytes) {
   return static_cast<std::byte*>(at);
 }
 void free_memory(void* at) { stub<void (*)(void*)>("stub_free")(at); }
+int calls(const char* name) { return stub<int (*)(const char*)>("stub_calls")(name); }
 size_t mapped() { return stub<size_t (*)()>("stub_mapped")(); }
 
 size_t open_descriptors() {
@@ -74,8 +74,8 @@ TEST(CudaDevice, OpensAndReportsNameAndIdentity) {
   EXPECT_EQ(device->identity()[3], 7);
   auto none = device::open_cuda_device(1);
   ASSERT_FALSE(none.ok());
-  EXPECT_NE(none.status().message().find("cuDeviceGet failed"), std::string::npos);
-  EXPECT_NE(none.status().message().find("error text of the stub"), std::string::npos);
+  EXPECT_TRUE(says(none.status(), "cuDeviceGet failed"));
+  EXPECT_TRUE(says(none.status(), "error text of the stub"));
 }
 
 // What nvcc writes for several architectures: a header, and an entry for each, in CUDA's own order.
@@ -114,11 +114,10 @@ TEST(CudaKernels, AreMachineCodeForThreeArchitecturesAndPtxForNewerOnes) {
 }
 
 TEST(CudaReport, ReportsDriverAndDevices) {
-  auto report = device::cuda_report();
-  ASSERT_TRUE(report.ok()) << report.status().message();
-  EXPECT_EQ(report.value().version, "12.0");
-  EXPECT_EQ(report.value().devices, std::vector<std::string>{"stub (6 multiprocessors)"});
-  EXPECT_TRUE(report.value().apart.empty());
+  auto report = value_of(device::cuda_report());
+  EXPECT_EQ(report.version, "12.0");
+  EXPECT_EQ(report.devices, std::vector<std::string>{"stub (6 multiprocessors)"});
+  EXPECT_TRUE(report.apart.empty());
 }
 
 // Another thread of the process may record a graph at any time.
@@ -128,8 +127,7 @@ TEST(CudaDevice, NoCallInvalidatesARecording) {
     device::Stream stream = device->create_stream().value();
     device::Event event = device->create_event().value();
     void* memory = device->allocate(4096).value();
-    auto flags = device->create_flags();
-    ASSERT_TRUE(flags.ok());
+    auto flags = value_of(device->create_flags());
     auto pinned = device->Device::create_flags();  // in host memory
     ASSERT_TRUE(pinned.ok());
     EXPECT_TRUE(device->done(event).ok());
@@ -143,7 +141,6 @@ TEST(CudaDevice, NoCallInvalidatesARecording) {
 
 // Copies 8 times 100 bytes; the calls of the driver that this took, one by one and in batches.
 std::pair<int, int> calls_of_copies(Device& device) {
-  auto calls = [](const char* name) { return stub<int (*)(const char*)>("stub_calls")(name); };
   int single = calls("cuMemcpyAsync"), batches = calls("cuMemcpyBatchAsync");
   device::Stream stream = device.create_stream().value();
   auto* memory = static_cast<std::byte*>(device.allocate(4096).value());
@@ -174,36 +171,33 @@ TEST(CudaDevice, CopiesInOneBatchWhereTheDriverCan) {
   be_older(false);
   ASSERT_TRUE(older.ok()) << older.status().message();
   EXPECT_EQ(older.value().cuMemcpyBatchAsync, nullptr);
-  auto newer = device::cuda::load_api(STUB_CUDA);
-  ASSERT_TRUE(newer.ok()) << newer.status().message();
-  EXPECT_NE(newer.value().cuMemcpyBatchAsync, nullptr);
+  auto newer = value_of(device::cuda::load_api(STUB_CUDA));
+  EXPECT_NE(newer.cuMemcpyBatchAsync, nullptr);
 }
 
 TEST(CudaDevice, SharesMemoryOfEachKind) {
   auto owner = gpu(), reader = gpu();
   for (Kind kind : {kMalloc, kExpandable, kOfFabric}) {
     std::byte* memory = allocate(10000, kind);
-    auto exported = owner->export_memory(memory + 5000, 10);
-    ASSERT_TRUE(exported.ok()) << exported.status().message();
-    ASSERT_EQ(exported.value().size(), 1u);
-    const Allocation& a = exported.value()[0];
+    auto exported = value_of(owner->export_memory(memory + 5000, 10));
+    ASSERT_EQ(exported.size(), 1u);
+    const Allocation& a = exported[0];
     EXPECT_EQ(a.base, reinterpret_cast<uintptr_t>(memory));
     EXPECT_EQ(a.bytes, 12288u);
     size_t before = mapped();
-    auto here = reader->import_memory(a, getpid());
-    ASSERT_TRUE(here.ok()) << here.status().message();
-    EXPECT_NE(here.value(), memory);
+    auto here = value_of(reader->import_memory(a, getpid()));
+    EXPECT_NE(here, memory);
     memory[77] = std::byte{42};
-    EXPECT_EQ(static_cast<std::byte*>(here.value())[77], std::byte{42});
+    EXPECT_EQ(static_cast<std::byte*>(here)[77], std::byte{42});
     EXPECT_EQ(mapped(), before + 1);
-    reader->release_memory(a, here.value());
+    reader->release_memory(a, here);
     EXPECT_EQ(mapped(), before);
     free_memory(memory);
   }
   std::byte* memory = allocate(4096, kPrivate);
   auto refused = owner->export_memory(memory, 1);
   ASSERT_FALSE(refused.ok());
-  EXPECT_NE(refused.status().message().find("PYTORCH_CUDA_ALLOC_CONF"), std::string::npos);
+  EXPECT_TRUE(says(refused.status(), "PYTORCH_CUDA_ALLOC_CONF"));
   free_memory(memory);
 }
 
@@ -226,11 +220,10 @@ TEST(CudaDevice, ExpandableSegmentsAreSharedWherePidfdGetfdIsRefused) {
   Allocation a = owner->export_memory(memory, 10).value()[0];
   std::thread([&] {
     refuse_to_take_descriptors_in_this_thread();
-    auto here = reader->import_memory(a, getpid());
-    ASSERT_TRUE(here.ok()) << here.status().message();
+    auto here = value_of(reader->import_memory(a, getpid()));
     memory[77] = std::byte{42};
-    EXPECT_EQ(static_cast<std::byte*>(here.value())[77], std::byte{42});
-    reader->release_memory(a, here.value());
+    EXPECT_EQ(static_cast<std::byte*>(here)[77], std::byte{42});
+    reader->release_memory(a, here);
     // What the server does not know is not taken from the process by its number: that may be another file's.
     Allocation other = a;
     other.id += 1000;
@@ -238,8 +231,7 @@ TEST(CudaDevice, ExpandableSegmentsAreSharedWherePidfdGetfdIsRefused) {
     other.handle[3] ^= 1;
     auto unreached = reader->import_memory(other, getpid());
     ASSERT_FALSE(unreached.ok());
-    EXPECT_NE(unreached.status().message().find("network namespace"), std::string::npos)
-        << unreached.status().message();
+    EXPECT_TRUE(says(unreached.status(), "network namespace"));
   }).join();
   // Where the owner's socket is out of reach, the system call is.
   Allocation unreached = a;
@@ -248,7 +240,7 @@ TEST(CudaDevice, ExpandableSegmentsAreSharedWherePidfdGetfdIsRefused) {
   if (here) {
     reader->release_memory(a, here.value());
   } else {
-    EXPECT_NE(here.status().message().find("taking it"), std::string::npos);  // a container's rules
+    EXPECT_TRUE(says(here.status(), "taking it"));  // a container's rules
   }
   free_memory(memory);
 }
@@ -282,14 +274,12 @@ TEST(CudaDevice, MemoryThatTakesAnAddressAgainIsExportedAnew) {
     for (int turn = 0; turn < 4; ++turn) {
       std::byte* memory = allocate(8192, kind, at);
       memory[5] = static_cast<std::byte>(turn);
-      auto exported = owner->export_memory(memory, 100);
-      ASSERT_TRUE(exported.ok()) << exported.status().message();
-      const Allocation& a = exported.value()[0];
+      auto exported = value_of(owner->export_memory(memory, 100));
+      const Allocation& a = exported[0];
       EXPECT_NE(a.id, std::exchange(before, a.id));
-      auto here = reader->import_memory(a, getpid());
-      ASSERT_TRUE(here.ok()) << here.status().message();
-      EXPECT_EQ(static_cast<std::byte*>(here.value())[5], static_cast<std::byte>(turn));
-      reader->release_memory(a, here.value());
+      auto here = value_of(reader->import_memory(a, getpid()));
+      EXPECT_EQ(static_cast<std::byte*>(here)[5], static_cast<std::byte>(turn));
+      reader->release_memory(a, here);
       // What the owner keeps open keeps the memory allocated.
       size_t now = open_descriptors();
       if (turn > 0) EXPECT_EQ(now, open);
@@ -307,14 +297,12 @@ TEST(CudaDevice, APieceOfAnOfferEndsWhereTheNextOneBegins) {
   auto made = intranode::MemoryOffer::make(*owner, {}, {{first + 4096, 8192}});
   std::vector<std::byte> wire(intranode::MemoryOffer::encoded_bytes({8192}));
   made.encode(wire.data(), wire.size());
-  auto offer = intranode::MemoryOffer::decode(wire.data(), wire.size());
-  ASSERT_TRUE(offer.ok());
+  auto offer = value_of(intranode::MemoryOffer::decode(wire.data(), wire.size()));
   intranode::Imports imports(*reader);
   for (size_t offset : {size_t{0}, size_t{4096}}) {
-    auto piece = offer.value().locate(imports, 0, offset, 8192 - offset);
-    ASSERT_TRUE(piece.ok()) << piece.status().message();
-    EXPECT_EQ(piece.value().bytes, 4096u) << offset;
-    if (offset > 0) EXPECT_EQ(piece.value().address[0], std::byte{42});
+    auto piece = value_of(offer.locate(imports, 0, offset, 8192 - offset));
+    EXPECT_EQ(piece.bytes, 4096u) << offset;
+    if (offset > 0) EXPECT_EQ(piece.address[0], std::byte{42});
   }
   free_memory(first);
   free_memory(second);
@@ -324,17 +312,15 @@ TEST(CudaDevice, ExpandableSegmentsAreExportedAsSeveralPieces) {
   auto owner = gpu();
   std::byte* first = allocate(8192, kExpandable, reserve(16384));
   std::byte* second = allocate(8192, kExpandable, first + 8192);
-  auto exported = owner->export_memory(first + 4096, 8192);
-  ASSERT_TRUE(exported.ok());
-  ASSERT_EQ(exported.value().size(), 2u);
-  EXPECT_NE(exported.value()[0].id, exported.value()[1].id);
-  EXPECT_NE(exported.value()[0].descriptor, exported.value()[1].descriptor);
+  auto exported = value_of(owner->export_memory(first + 4096, 8192));
+  ASSERT_EQ(exported.size(), 2u);
+  EXPECT_NE(exported[0].id, exported[1].id);
+  EXPECT_NE(exported[0].descriptor, exported[1].descriptor);
   free_memory(second);
   second = allocate(8192, kExpandable, first + 8192);  // other memory at the same address
-  auto again = owner->export_memory(first, 16384);
-  ASSERT_TRUE(again.ok());
-  EXPECT_EQ(again.value()[0].id, exported.value()[0].id);
-  EXPECT_NE(again.value()[1].id, exported.value()[1].id);
+  auto again = value_of(owner->export_memory(first, 16384));
+  EXPECT_EQ(again[0].id, exported[0].id);
+  EXPECT_NE(again[1].id, exported[1].id);
   free_memory(first);
   free_memory(second);
 }
@@ -345,21 +331,20 @@ TEST(Gdr, ErrorsSayWhyItCannotBeUsed) {
     return opened ? "opened " + opened.value().version() : opened.status().message();
   };
   EXPECT_EQ(result_of(STUB_GDR), "opened 2.4");
-  EXPECT_NE(result_of("/nowhere/libgdrapi.so.2").find("could not open GDRCopy"), std::string::npos);
-  EXPECT_NE(result_of(STUB_CUDA).find("has no gdr_"), std::string::npos);
+  EXPECT_TRUE(says(result_of("/nowhere/libgdrapi.so.2"), "could not open GDRCopy"));
+  EXPECT_TRUE(says(result_of(STUB_CUDA), "has no gdr_"));
   setenv("STUB_GDR_MAJOR", "1", 1);
-  EXPECT_NE(result_of(STUB_GDR).find("is version 1.4; 2.x is needed"), std::string::npos);
+  EXPECT_TRUE(says(result_of(STUB_GDR), "is version 1.4; 2.x is needed"));
   unsetenv("STUB_GDR_MAJOR");
   setenv("STUB_GDR_NO_MODULE", "1", 1);
-  EXPECT_NE(result_of(STUB_GDR).find("gdrdrv"), std::string::npos);
+  EXPECT_TRUE(says(result_of(STUB_GDR), "gdrdrv"));
   unsetenv("STUB_GDR_NO_MODULE");
 }
 
 TEST(CudaDevice, FlagsAreInGpuMemoryIfGdrcopyIsAvailable) {
   auto device = gpu();
-  auto made = device->create_flags();
-  ASSERT_TRUE(made.ok()) << made.status().message();
-  device::HostFlags& flags = *made.value();
+  auto made = value_of(device->create_flags());
+  device::HostFlags& flags = *made;
   EXPECT_TRUE(device->export_memory(flags.on_device(5), 4).ok());  // fails for pinned memory
   device::Stream stream = device->create_stream().value();
   device::Event event = device->create_event().value();
@@ -381,18 +366,11 @@ TEST(CudaDevice, RunsAllReduceBetweenHosts) {
     std::unique_ptr<std::byte, void (*)(void*)> owner(allocate(kCount * 4, kMalloc), free_memory);
     GroupRank r(context, *device);
     ASSERT_TRUE(r.group);
-    std::byte* memory = owner.get();
-    auto* data = reinterpret_cast<float*>(memory);
+    auto* data = reinterpret_cast<float*>(owner.get());
     for (size_t i = 0; i < kCount; ++i) data[i] = static_cast<float>(i % 100 + context.rank);
-    auto op = std::make_shared<DeviceOperation>();
-    op->what.collective = Collective::kAllReduce;
-    op->what.dtype = Dtype::kFloat32;
-    op->what.reduce_op = ReduceOp::kSum;
-    op->what.segments = 1;
-    plan_reduce(*op, {context.group.topology(), context.rank, false, {}}, {{memory, kCount * 4}});
-    Status s = r.run(op);
-    if (s) s = r.group->verdict(*op);
-    ASSERT_TRUE(s.ok()) << s.message();
+    auto op = Job(r, true).reduce(data, kCount);
+    ASSERT_TRUE(works(r.group->submit(op, r.user)));
+    ASSERT_TRUE(works(r.finish(*op)));
     for (size_t i = 0; i < kCount; ++i)
       ASSERT_EQ(data[i], static_cast<float>(2 * (i % 100) + 1)) << i;
   });
@@ -403,13 +381,12 @@ TEST(CudaDevice, RunsAllReduceBetweenHosts) {
 TEST(CudaDevice, AnAllGatherOfEightRanksTakesFewCallsOfTheDriver) {
   constexpr size_t kRanks = 8, kBytes = 8192;
   constexpr int kTimes = 3;
-  auto calls = [](const char* name) { return stub<int (*)(const char*)>("stub_calls")(name); };
   auto commands = [&] {
     return calls("cuStreamBatchMemOp") + calls("cuStreamWaitEvent") + calls("cuEventRecord") +
            calls("cuMemcpyAsync") + calls("cuMemcpyBatchAsync");
   };
   auto switches = [&] { return calls("cuCtxPushCurrent") - calls("cuEventQuery"); };
-  Meeting mapped(kRanks), counted(kRanks), done(kRanks), read(kRanks);
+  RankBarrier mapped(kRanks), counted(kRanks), done(kRanks), read(kRanks);
   int commands_before = 0, switches_before = 0;
   run_world("aaaaaaaa", [&](RankContext& context) {
     auto device = gpu();
@@ -420,31 +397,24 @@ TEST(CudaDevice, AnAllGatherOfEightRanksTakesFewCallsOfTheDriver) {
     std::unique_ptr<std::byte, void (*)(void*)> output(allocate(kRanks * kBytes, kMalloc),
                                                        free_memory);
     std::memset(input.get(), context.rank + 1, kBytes);
+    Job job(r);
     auto gather = [&] {
-      auto op = std::make_shared<DeviceOperation>();
-      op->what.collective = Collective::kAllGather;
-      op->what.bytes = kBytes;
-      op->what.segments = 1;
-      std::vector<Extent> blocks;
-      for (size_t i = 0; i < kRanks; ++i) blocks.push_back({output.get() + i * kBytes, kBytes});
-      plan_gather(*op, {context.group.topology(), context.rank, false, {}}, {{input.get(), kBytes}},
-                  blocks);
-      Status s = r.run(op);
-      ASSERT_TRUE(s.ok()) << s.message();
+      ASSERT_TRUE(works(r.run(job.gather(reinterpret_cast<float*>(input.get()),
+                                         reinterpret_cast<float*>(output.get()), kBytes / 4))));
     };
     gather();  // maps the peers' memory
-    mapped.come();
+    mapped.arrive_and_wait();
     if (me == 0) commands_before = commands(), switches_before = switches();
-    counted.come();
+    counted.arrive_and_wait();
     for (int i = 0; i < kTimes; ++i) gather();
-    done.come();
+    done.arrive_and_wait();
     if (me == 0) {
       int operations = kTimes * static_cast<int>(kRanks);
       // 7 batches of flags, 10 waits for an event and 7 events; 8 copies, of which two each are a batch.
       EXPECT_EQ(commands() - commands_before, 29 * operations);
       EXPECT_LE(switches() - switches_before, 9 * operations);
     }
-    read.come();  // the ends of groups call the driver too
+    read.arrive_and_wait();  // the ends of groups call the driver too
     for (size_t i = 0; i < kRanks * kBytes; ++i)
       ASSERT_EQ(output.get()[i], static_cast<std::byte>(i / kBytes + 1)) << i;
   });
@@ -464,25 +434,11 @@ TEST(CudaDevice, RunsAllReduceOnMemoryInSeveralPieces) {
       allocate(std::min(piece, 65536 - at), kExpandable, memory + at);
     auto* data = reinterpret_cast<float*>(memory);
     for (size_t i = 0; i < kCount; ++i) data[i] = static_cast<float>(i % 100 + context.rank);
-    auto op = std::make_shared<DeviceOperation>();
-    op->what.collective = Collective::kAllReduce;
-    op->what.bytes = kCount * 4;
-    op->plan.dtype = Dtype::kFloat32;
-    op->plan.op = ReduceOp::kSum;
-    op->plan.blocks = 3;
-    op->offered.push_back({memory, kCount * 4});
-    for (size_t p = 0; p < 3; ++p) {
-      size_t from = kCount * p / 3 * 4, to = kCount * (p + 1) / 3 * 4;
-      if (p == static_cast<size_t>(context.rank))
-        op->plan.sums.push_back({0, from, to - from, memory + from});
-      op->plan.moves.push_back({static_cast<int>(p), 0, from, to - from, memory + from});
-    }
-    Status s = r.run(op);
+    Status s = r.run(Job(r).reduce(data, kCount));
     if (!device::has_cuda_kernels()) {
-      EXPECT_FALSE(s.ok());
-      EXPECT_NE(s.message().find("this build has no kernels"), std::string::npos) << s.message();
+      EXPECT_TRUE(says(s, "this build has no kernels"));
     } else {
-      ASSERT_TRUE(s.ok()) << s.message();
+      ASSERT_TRUE(works(s));
       for (size_t i = 0; i < kCount; ++i)
         ASSERT_EQ(data[i], static_cast<float>(3 * (i % 100) + 3)) << i;
     }

@@ -7,8 +7,7 @@
 #include <random>
 #include <thread>
 
-#include "device_world.h"
-#include "gpu/device_plan.h"
+#include "device_job.h"
 #include "kernels/reduce.h"
 
 namespace smddp {
@@ -93,69 +92,51 @@ void fill(std::byte* to, size_t elements, Dtype dtype, uint64_t seed) {
   }
 }
 
-class SumJob {
- public:
-  explicit SumJob(GroupRank& rank, bool on_cpu = false)
-      : r_(rank), place_{rank.context.group.topology(), rank.context.rank,     on_cpu,
-                         rank.group->by_nic(),          rank.group->kernels(), {}} {
-    place_.tuning.algorithm = Algorithm::kDirect;
-  }
+std::shared_ptr<DeviceOperation> begin(Job& job, Collective collective, const Sum& sum) {
+  job.place.tuning.algorithm = Algorithm::kDirect;
+  auto op = job.begin(collective, sum.op, sum.all(), sum.dtype);
+  op->what.segments = static_cast<uint32_t>(sum.counts.size());
+  return op;
+}
 
-  // `in`: rank by rank, and in each rank's part tensor by tensor.
-  std::shared_ptr<DeviceOperation> scatter(const Sum& sum, std::byte* in, std::byte* out) {
-    auto op = begin(Collective::kReduceScatter, sum);
-    size_t element = size_of(sum.dtype), at = 0;
-    std::vector<Extent> outputs;
-    std::vector<DevicePart> blocks;
-    for (size_t count : sum.counts) {
-      for (int p = 0; p < r_.context.ranks; ++p) {
-        size_t offset = (static_cast<size_t>(p) * sum.all() + at) * element;
-        blocks.push_back({0, offset, count * element, in + offset});
-      }
-      outputs.push_back({out + at * element, count * element});
-      at += count;
+// `in`: rank by rank, and in each rank's part tensor by tensor.
+std::shared_ptr<DeviceOperation> scatter(Job& job, const Sum& sum, std::byte* in, std::byte* out) {
+  auto op = begin(job, Collective::kReduceScatter, sum);
+  size_t element = size_of(sum.dtype), at = 0;
+  std::vector<Extent> outputs;
+  std::vector<DevicePart> blocks;
+  for (size_t count : sum.counts) {
+    for (int p = 0; p < job.r.context.ranks; ++p) {
+      size_t offset = (static_cast<size_t>(p) * sum.all() + at) * element;
+      blocks.push_back({0, offset, count * element, in + offset});
     }
-    plan_scatter(*op, place_, {}, blocks, outputs, [](size_t) { return nullptr; });
-    return op;
+    outputs.push_back({out + at * element, count * element});
+    at += count;
   }
-  std::shared_ptr<DeviceOperation> reduce(const Sum& sum, std::byte* data) {
-    auto op = begin(Collective::kAllReduce, sum);
-    size_t element = size_of(sum.dtype);
-    std::vector<Extent> tensors;
-    for (size_t count : sum.counts) {
-      tensors.push_back({data, count * element});
-      data += count * element;
-    }
-    plan_reduce(*op, place_, tensors);
-    return op;
-  }
-  const DevicePlace& place() const { return place_; }
+  plan_scatter(*op, job.place, {}, blocks, outputs, [](size_t) { return nullptr; });
+  return op;
+}
 
- private:
-  std::shared_ptr<DeviceOperation> begin(Collective collective, const Sum& sum) {
-    auto op = std::make_shared<DeviceOperation>();
-    op->what.collective = collective;
-    op->what.dtype = op->plan.dtype = sum.dtype;
-    op->what.reduce_op = op->plan.op = sum.op;
-    op->what.segments = static_cast<uint32_t>(sum.counts.size());
-    op->what.digest = sum.all();
-    op->plan.blocks = 2;
-    return op;
+std::shared_ptr<DeviceOperation> reduce(Job& job, const Sum& sum, std::byte* data) {
+  auto op = begin(job, Collective::kAllReduce, sum);
+  std::vector<Extent> tensors;
+  for (size_t count : sum.counts) {
+    tensors.push_back({data, count * size_of(sum.dtype)});
+    data += count * size_of(sum.dtype);
   }
-
-  GroupRank& r_;
-  DevicePlace place_;
-};
+  plan_reduce(*op, job.place, tensors);
+  return op;
+}
 
 // One operation with its memory and what its result must be: a reduction of all ranks' inputs in their order, in
 // fp32 for half types, rounded once. That is what the ranks of one host get.
-struct Checked {
+struct CheckedSum {
   std::shared_ptr<DeviceOperation> op;
   std::byte* result;
   std::vector<std::byte> expected;
 
-  static Checked make(GroupRank& r, SumJob& job, const Sum& sum, bool scatters, bool in_place,
-                      uint64_t turn) {
+  static CheckedSum make(GroupRank& r, Job& job, const Sum& sum, bool scatters, bool in_place,
+                         uint64_t turn) {
     auto ranks = static_cast<size_t>(r.context.ranks), mine = static_cast<size_t>(r.context.rank);
     size_t element = size_of(sum.dtype), all = sum.all(), whole = scatters ? all * ranks : all;
     std::byte* in = memory(r, whole + sum.off, sum.dtype) + sum.off * element;
@@ -166,12 +147,12 @@ struct Checked {
       fill(inputs[p].data(), whole, sum.dtype, turn * ranks + p);
       sources.push_back(inputs[p].data() + (scatters ? mine * all * element : 0));
     }
-    Checked made;
+    CheckedSum made;
     made.expected.resize(all * element);
     kernels::reduce(made.expected.data(), sources.data(), ranks, all, sum.dtype, sum.op,
                     sum.op == ReduceOp::kAvg ? static_cast<int>(ranks) : 1);
     made.result = !scatters ? in : in_place ? in + mine * all * element : memory(r, all, sum.dtype);
-    made.op = scatters ? job.scatter(sum, in, made.result) : job.reduce(sum, in);
+    made.op = scatters ? scatter(job, sum, in, made.result) : reduce(job, sum, in);
     return made;
   }
   void check(GroupRank& r) {
@@ -182,7 +163,7 @@ struct Checked {
   }
 };
 
-void submit(GroupRank& r, const Checked& each) {
+void submit(GroupRank& r, const CheckedSum& each) {
   ASSERT_TRUE(works(r.group->submit(each.op, r.user)));
 }
 
@@ -210,20 +191,20 @@ TEST_P(DeviceHostSums, EqualSumsInRankOrderAndThoseOfTheCpu) {
   run_world(GetParam(), [](RankContext& context) {
     DeviceRank r(context);
     ASSERT_TRUE(r.group);
-    SumJob job(r), on_cpu(r, true);
-    ASSERT_STREQ(name_of_way(job.place(), true), "pinned + fabric + gpu-kernel");
+    Job job(r), on_cpu(r, true);
+    ASSERT_STREQ(name_of_way(job.place, true), "pinned + fabric + gpu-kernel");
     std::mt19937 random(static_cast<unsigned>(context.ranks));  // the same on all ranks
     for (uint64_t turn = 0; turn < 24; ++turn) {
       Sum sum = random_sum(random);
       bool scatters = turn % 3 != 0, in_place = turn % 3 == 1;
       size_t before = r.gpu.sums();
-      Checked by_device = Checked::make(r, job, sum, scatters, in_place, turn);
+      CheckedSum by_device = CheckedSum::make(r, job, sum, scatters, in_place, turn);
       submit(r, by_device);
       by_device.check(r);
       bool any = scatters ? sum.all() > 0 : by_device.op->exchanges.front().in.bytes(0) > 0;
       EXPECT_EQ(r.gpu.sums() > before, any);
       before = r.gpu.sums();
-      Checked by_cpu = Checked::make(r, on_cpu, sum, scatters, in_place, turn);
+      CheckedSum by_cpu = CheckedSum::make(r, on_cpu, sum, scatters, in_place, turn);
       submit(r, by_cpu);
       by_cpu.check(r);
       EXPECT_EQ(r.gpu.sums(), before);
@@ -235,24 +216,24 @@ TEST_P(DeviceHostSums, EqualSumsInRankOrderAndThoseOfTheCpu) {
 // More chunks than buffers, several operations in flight, and copies and sums that take time: what no stream
 // orders shows as wrong bytes.
 TEST_P(DeviceHostSums, OperationsOfManyChunksInFlight) {
-  run_jobs<SumJob>(GetParam(), [](DeviceRank& r, SumJob& job) {
+  run_jobs(GetParam(), [](DeviceRank& r, Job& job) {
     r.gpu.set_duration(std::chrono::microseconds(300));
     Sum large{Dtype::kBFloat16, ReduceOp::kAvg, {2'000'001, 5, 500'000}, 1};
     Sum small{Dtype::kFloat32, ReduceOp::kSum, {100}};
-    std::vector<Checked> all;
+    std::vector<CheckedSum> all;
     for (uint64_t turn = 0; turn < 6; ++turn)
-      all.push_back(Checked::make(r, job, turn % 2 == 0 ? large : small, turn == 0, true, turn));
-    for (const Checked& each : all) submit(r, each);
-    for (Checked& each : all) each.check(r);
+      all.push_back(CheckedSum::make(r, job, turn % 2 == 0 ? large : small, turn == 0, true, turn));
+    for (const CheckedSum& each : all) submit(r, each);
+    for (CheckedSum& each : all) each.check(r);
   });
 }
 
 // Chunks arrive faster than they are summed. Their blocks are not overwritten before.
 TEST(DeviceHostSums, SlowSumsOfManyChunks) {
-  run_jobs<SumJob>("ab", [](DeviceRank& r, SumJob& job) {
+  run_jobs("ab", [](DeviceRank& r, Job& job) {
     r.gpu.set_sum_duration(std::chrono::milliseconds(20));
     Sum large{Dtype::kFloat32, ReduceOp::kSum, {5'000'000}};  // ten chunks
-    Checked each = Checked::make(r, job, large, true, false, 1);
+    CheckedSum each = CheckedSum::make(r, job, large, true, false, 1);
     submit(r, each);
     each.check(r);
   });
@@ -260,10 +241,10 @@ TEST(DeviceHostSums, SlowSumsOfManyChunks) {
 
 // More commands than a stream takes, copies out and sums.
 TEST(DeviceHostSums, AnOperationWithMoreCommandsThanStreamsTake) {
-  run_jobs<SumJob>("abc", [](DeviceRank& r, SumJob& job) {
+  run_jobs("abc", [](DeviceRank& r, Job& job) {
     Sum sum{Dtype::kFloat32, ReduceOp::kSum, std::vector<size_t>(200, 1001)};
-    Checked scattered = Checked::make(r, job, sum, true, false, 1);
-    Checked reduced = Checked::make(r, job, sum, false, true, 2);
+    CheckedSum scattered = CheckedSum::make(r, job, sum, true, false, 1);
+    CheckedSum reduced = CheckedSum::make(r, job, sum, false, true, 2);
     submit(r, scattered);
     submit(r, reduced);
     scattered.check(r);
@@ -275,10 +256,10 @@ TEST(DeviceHostSums, AnOperationWithMoreCommandsThanStreamsTake) {
 TEST(DeviceHostSums, ADeviceSumsWhileChunksAreOnTheirWay) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   std::atomic<bool> expired{false};
-  run_jobs<SumJob>("ab", [&](DeviceRank& r, SumJob& job) {
+  run_jobs("ab", [&](DeviceRank& r, Job& job) {
     constexpr size_t kCount = 2 << 20;  // floats: four chunks
-    Checked sum =
-        Checked::make(r, job, {Dtype::kFloat32, ReduceOp::kSum, {kCount}}, true, false, 1);
+    CheckedSum sum =
+        CheckedSum::make(r, job, {Dtype::kFloat32, ReduceOp::kSum, {kCount}}, true, false, 1);
     std::byte* other =
         sum.op->exchanges.front().out.slice(1 - r.context.rank, 0, 1).front().address;
     r.gpu.set_gate([=, &expired, &r](const void*, const void* from) {
@@ -301,28 +282,19 @@ TEST(DeviceHostSums, OneDeviceWithoutKernelsLeavesTheSumsToAllRanksCpus) {
     GroupRank r(context, gpu);
     ASSERT_TRUE(r.group);
     EXPECT_FALSE(r.group->kernels());
-    SumJob job(r);
+    Job job(r);
     Sum sum{Dtype::kBFloat16, ReduceOp::kSum, {10'001}};
-    Checked each = Checked::make(r, job, sum, true, false, 1);
+    CheckedSum each = CheckedSum::make(r, job, sum, true, false, 1);
     submit(r, each);
     each.check(r);
     EXPECT_EQ(gpu.sums(), 0u);
   });
 }
 
-void expect_failure(GroupRank& r, const std::shared_ptr<DeviceOperation>& op,
-                    const std::vector<std::string>& words) {
-  Status s = r.group->submit(op, r.user);
-  if (s) s = r.wait(*op);
-  if (s) s = r.failure();
-  if (s) s = r.group->verdict(*op);
-  expect_ended(r, s, words);
-}
-
 TEST(DeviceHostSums, ADisagreementNamesTheCollectivesThatWereCalled) {
-  run_jobs<SumJob>("ab", [](DeviceRank& r, SumJob& job) {
+  run_jobs("ab", [](DeviceRank& r, Job& job) {
     Sum sum{Dtype::kFloat32, ReduceOp::kSum, {64}};
-    Checked each = Checked::make(r, job, sum, r.context.rank == 0, false, 1);
+    CheckedSum each = CheckedSum::make(r, job, sum, r.context.rank == 0, false, 1);
     expect_failure(r, each.op, {"reduce_scatter", "all_reduce"});
   });
 }
@@ -330,22 +302,22 @@ TEST(DeviceHostSums, ADisagreementNamesTheCollectivesThatWereCalled) {
 TEST(DeviceHostSums, RanksWithDifferentSettingsFail) {
   run_world("ab", [](RankContext& context) {
     DeviceRank r(context);
-    SumJob job(r, context.rank == 0);
+    Job job(r, context.rank == 0);
     Sum sum{Dtype::kFloat32, ReduceOp::kSum, {64}};
-    Checked each = Checked::make(r, job, sum, true, false, 1);
+    CheckedSum each = CheckedSum::make(r, job, sum, true, false, 1);
     expect_failure(r, each.op, {"summed by devices", "reduce_scatter"});
   });
 }
 
 TEST(DeviceHostSums, ARankThatDoesNotCallIsNamed) {
-  run_jobs<SumJob>("abc", [](DeviceRank& r, SumJob& job) {
+  run_jobs("abc", [](DeviceRank& r, Job& job) {
     r.group->set_limit(1'000'000'000);
     if (r.context.rank == 2) {
       std::this_thread::sleep_for(std::chrono::milliseconds(3500));
       return;
     }
     Sum sum{Dtype::kFloat32, ReduceOp::kSum, {5'000'000}};
-    Checked each = Checked::make(r, job, sum, false, true, 1);
+    CheckedSum each = CheckedSum::make(r, job, sum, false, true, 1);
     expect_failure(r, each.op, {"rank 2", "all_reduce"});
   });
 }

@@ -10,9 +10,7 @@
 namespace smddp {
 namespace {
 
-using Extents = std::vector<Extent>;
-
-bool within(const Extents& extents, const void* at) {
+bool within(const std::vector<Extent>& extents, const void* at) {
   auto* byte = static_cast<const std::byte*>(at);
   return std::any_of(extents.begin(), extents.end(), [byte](const Extent& e) {
     return e.address <= byte && byte < e.address + e.bytes;
@@ -48,69 +46,37 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"aabb", Collective::kReduceScatter}, Case{"aabb", Collective::kAllReduce},
                     Case{"aab", Collective::kAllReduce}));
 
-// One operation with memory of its own.
-struct Checked {
-  Checked(Job& job, Collective collective, size_t count, int turn)
-      : Checked(job, job.r.floats(count * ranks(job)), job.r.floats(count * ranks(job)), collective,
-                count, turn) {}
-  void check(Job& job) const {
-    ASSERT_TRUE(works(job.r.finish(*op)));
-    for (size_t i = 0; i < expected.size(); ++i) ASSERT_EQ(result[i], expected[i]) << i;
-  }
-  // What its first exchange among `ranks` copies out of the device, and its last one in.
-  Extents out(size_t ranks) const {
-    const DeviceExchange& first = op->exchanges.front();
-    return all(first.out, first.collective == Collective::kAllGather ? 1 : ranks);
-  }
-  Extents in(size_t ranks) const {
-    const DeviceExchange& last = op->exchanges.back();
-    return all(last.in, last.collective == Collective::kReduceScatter ? 1 : ranks);
-  }
+using Extents = std::vector<Extent>;
 
-  std::shared_ptr<DeviceOperation> op;
-  float* result;
-  std::vector<float> expected;
-
- private:
-  static size_t ranks(const Job& job) { return static_cast<size_t>(job.r.context.ranks); }
-  static Extents all(const Blocks& blocks, size_t count) {
-    Extents found;
-    for (size_t r = 0; r < count; ++r) {
-      for (const Extent& e : blocks.slice(static_cast<Rank>(r), 0, SIZE_MAX)) found.push_back(e);
-    }
-    return found;
+Extents all(const Blocks& blocks, size_t count) {
+  Extents found;
+  for (size_t r = 0; r < count; ++r) {
+    for (const Extent& e : blocks.slice(static_cast<Rank>(r), 0, SIZE_MAX)) found.push_back(e);
   }
-  Checked(Job& job, float* in, float* out, Collective collective, size_t count, int turn) {
-    size_t n = ranks(job), mine = static_cast<size_t>(job.r.context.rank);
-    bool gathers = collective == Collective::kAllGather;
-    bool scatters = collective == Collective::kReduceScatter;
-    for (size_t i = 0; i < count * (scatters ? n : 1); ++i)
-      in[i] = value(job.r.context.rank, i, turn);
-    expected.resize(gathers ? n * count : count);
-    for (size_t i = 0; i < expected.size(); ++i) {
-      if (gathers) expected[i] = value(static_cast<int>(i / count), i % count, turn);
-      for (size_t p = 0; p < n && !gathers; ++p)
-        expected[i] += value(static_cast<int>(p), i + (scatters ? mine * count : 0), turn);
-    }
-    result = collective == Collective::kAllReduce ? in : out;
-    op = gathers    ? job.gather(in, out, count)
-         : scatters ? job.scatter(in, out, count)
-                    : job.reduce(in, count);
-  }
-};
+  return found;
+}
+// What the operation's first exchange among `ranks` copies out of the device, and its last one in.
+Extents out(const Checked& checked, size_t ranks) {
+  const DeviceExchange& first = checked.op->exchanges.front();
+  return all(first.out, first.collective == Collective::kAllGather ? 1 : ranks);
+}
+Extents in(const Checked& checked, size_t ranks) {
+  const DeviceExchange& last = checked.op->exchanges.back();
+  return all(last.in, last.collective == Collective::kReduceScatter ? 1 : ranks);
+}
 
 // On host a, the first operation is copied in only once the second is copied out. What host b contributes to the
 // first is copied out only then.
 TEST_P(DeviceOverlapOf, AnOperationLeavesWhileTheOneBeforeIsOnItsWayOrComesIn) {
   Gate second_leaves;
-  run_jobs<Job>(GetParam().hosts, [&](DeviceRank& r, Job& job) {
+  run_jobs(GetParam().hosts, [&](DeviceRank& r, Job& job) {
     Checked first(job, GetParam().collective, 10'000, 1);
     Checked second(job, GetParam().collective, 10'000, 2);
     Checked third(job, GetParam().collective, 300'000, 3);
     const Topology& topology = r.context.group.topology();
     auto among = static_cast<size_t>(first.op->among_all ? r.context.ranks : topology.nodes());
     bool here = r.context.rank == 0, there = r.context.rank == topology.node(1)[0];
-    r.gpu.set_gate([&, in = first.in(among), out = first.out(among), next = second.out(among)](
+    r.gpu.set_gate([&, in = in(first, among), out = out(first, among), next = out(second, among)](
                        const void* to, const void* from) {
       if (here && within(next, from)) second_leaves.open();
       bool held = (here && within(in, to) && !within(in, from)) || (there && within(out, from));
@@ -126,10 +92,10 @@ TEST_P(DeviceOverlapOf, AnOperationLeavesWhileTheOneBeforeIsOnItsWayOrComesIn) {
 // The ReduceScatter's last chunk leaves only once the AllGather's first has come.
 TEST(DeviceOverlap, TheSumsOfAnAllReduceComeBackWhileOthersAreOnTheirWay) {
   constexpr size_t kCount = 4 << 20, kChunk = 2 << 20;  // four chunks of each half
-  run_jobs<Job>("ab", [](DeviceRank& r, Job& job) {
+  run_jobs("ab", [](DeviceRank& r, Job& job) {
     Gate gathered;
     Checked sum(job, Collective::kAllReduce, kCount, 1);
-    std::byte* other = sum.out(2)[static_cast<size_t>(1 - r.context.rank)].address;
+    std::byte* other = out(sum, 2)[static_cast<size_t>(1 - r.context.rank)].address;
     r.gpu.set_gate([&, other](const void* to, const void* from) {
       if (to == other) gathered.open();
       return from != other + 3 * kChunk || gathered.passes();
@@ -143,11 +109,11 @@ TEST(DeviceOverlap, TheSumsOfAnAllReduceComeBackWhileOthersAreOnTheirWay) {
 TEST(DeviceOverlap, SumsLeaveTheHostBeforeAllAreMade) {
   constexpr size_t kCount = 2 << 20;
   for (Collective collective : {Collective::kReduceScatter, Collective::kAllReduce}) {
-    run_jobs<Job>("aabb", [collective](DeviceRank& r, Job& job) {
+    run_jobs("aabb", [collective](DeviceRank& r, Job& job) {
       std::atomic<size_t> made{0};
       size_t count = collective == Collective::kAllReduce ? 4 * kCount : kCount;
       Checked sum(job, collective, count, 1);
-      std::byte* first = sum.out(2).front().address;
+      std::byte* first = out(sum, 2).front().address;
       size_t before = r.gpu.sums();
       r.gpu.set_gate([&, first](const void*, const void* from) {
         if (from == first && made == 0) made = r.gpu.sums() - before;
@@ -165,9 +131,9 @@ TEST(DeviceOverlap, SumsLeaveTheHostBeforeAllAreMade) {
 TEST(DeviceOverlap, AnAllReducesCopiesInsideTheHostBeginWhileSumsComeFromOtherHosts) {
   constexpr size_t kCount = 8 << 20, kChunk = 2 << 20;
   Gate copied;
-  run_jobs<Job>("aabb", [&](DeviceRank& r, Job& job) {
+  run_jobs("aabb", [&](DeviceRank& r, Job& job) {
     Checked sum(job, Collective::kAllReduce, kCount, 1);
-    std::byte *first = bytes(sum.result), *last = sum.out(2).front().address + 3 * kChunk;
+    std::byte *first = bytes(sum.result), *last = out(sum, 2).front().address + 3 * kChunk;
     r.gpu.set_gate([&, first, last, rank = r.context.rank](const void* to, const void* from) {
       if (rank == 1 && to == first) copied.open();
       return rank != 2 || from != last || copied.passes();
@@ -183,7 +149,7 @@ INSTANTIATE_TEST_SUITE_P(Hosts, DeviceOrderOf, testing::Values("ab", "abc", "aab
 // Each operation reads what the one before writes, and writes what an earlier one reads; no thread waits.
 TEST_P(DeviceOrderOf, OperationsOnTheSameMemoryKeepTheirOrder) {
   constexpr size_t kCount = 3001;
-  run_jobs<Job>(GetParam(), [](DeviceRank& r, Job& job) {
+  run_jobs(GetParam(), [](DeviceRank& r, Job& job) {
     r.gpu.set_duration(std::chrono::microseconds(300 + 500 * (r.context.rank % 2)));
     auto ranks = static_cast<size_t>(r.context.ranks);
     float *part = r.floats(kCount), *all = r.floats(ranks * kCount), *own = r.floats(kCount);

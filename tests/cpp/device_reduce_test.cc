@@ -12,6 +12,7 @@
 #include "device/cuda_device.h"
 #include "device/cuda_kernels.h"
 #include "kernels/reduce.h"
+#include "results.h"
 
 namespace smddp::kernels {
 namespace {
@@ -152,10 +153,10 @@ TEST(DeviceReduce, EveryTypeAndOperationHasAKernelName) {
 TEST(CudaApi, ErrorsNameTheRemedy) {
   auto none = device::cuda::load_api("libcuda-that-is-not-there.so");
   ASSERT_FALSE(none.ok());
-  EXPECT_NE(none.status().message().find("install NVIDIA's driver"), std::string::npos);
+  EXPECT_TRUE(says(none.status(), "install NVIDIA's driver"));
   auto other = device::cuda::load_api("libm.so.6");
   ASSERT_FALSE(other.ok());
-  EXPECT_NE(other.status().message().find("update NVIDIA's driver"), std::string::npos);
+  EXPECT_TRUE(says(other.status(), "update NVIDIA's driver"));
 }
 
 }  // namespace

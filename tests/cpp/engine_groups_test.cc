@@ -16,6 +16,7 @@
 #include "common/signature.h"
 #include "progress/early_messages.h"
 #include "progress/network.h"
+#include "results.h"
 
 namespace smddp {
 namespace {
@@ -269,11 +270,9 @@ TEST_F(Endpoints, AreClosedOnlyIfWornAndNeededByNoGroup) {
 }
 
 TEST_F(Endpoints, AreWornOnceAPeerIsLost) {
-  auto other = ofi::open();
-  ASSERT_TRUE(other.ok());
-  auto peer = transport_->add_peer(other.value()->facts().address);
-  ASSERT_TRUE(peer.ok());
-  transport_->give_up(peer.value(), "asked to");
+  auto other = value_of(ofi::open());
+  auto peer = value_of(transport_->add_peer(other->facts().address));
+  transport_->give_up(peer, "asked to");
   EXPECT_TRUE(network_.close_if_worn(groups_));
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/clock.h"
+#include "results.h"
 #include "transport/ofi/endpoint.h"
 
 namespace smddp::ofi {
@@ -100,6 +101,21 @@ struct TestEndpoint {
   }
 };
 
+inline TestEndpoint open_endpoint(uint32_t id, const Options& options) {
+  TestEndpoint made;
+  made.id = id;
+  Result<std::unique_ptr<Endpoint>> endpoint = Endpoint::open(options);
+  EXPECT_TRUE(endpoint.ok()) << endpoint.status().message();
+  made.endpoint = std::move(endpoint.value());
+  return made;
+}
+
+inline Peer introduce(TestEndpoint& from, const TestEndpoint& to) {
+  Result<Peer> peer = from.endpoint->add_peer(to.endpoint->facts().address);
+  EXPECT_TRUE(peer.ok()) << peer.status().message();
+  return peer.value();
+}
+
 // Progresses `endpoints` in turn until `done`, or fails.
 inline void drive(const std::vector<TestEndpoint*>& endpoints, const std::function<bool()>& done) {
   uint64_t deadline = now_ns() + kPatience;
@@ -131,8 +147,6 @@ struct Way {
   const char* transfer;
 };
 
-inline void PrintTo(const Way& way, std::ostream* out) { *out << way.provider << way.transfer; }
-
 class Fabric : public testing::TestWithParam<Way> {
  protected:
   void SetUp() override {
@@ -145,19 +159,7 @@ class Fabric : public testing::TestWithParam<Way> {
     }
   }
   static Options options() { return loopback(GetParam().provider, GetParam().transfer); }
-  TestEndpoint open_endpoint(uint32_t id) {
-    TestEndpoint made;
-    made.id = id;
-    Result<std::unique_ptr<Endpoint>> endpoint = Endpoint::open(options());
-    EXPECT_TRUE(endpoint.ok()) << endpoint.status().message();
-    made.endpoint = std::move(endpoint.value());
-    return made;
-  }
-  static Peer introduce(TestEndpoint& from, const TestEndpoint& to) {
-    Result<Peer> peer = from.endpoint->add_peer(to.endpoint->facts().address);
-    EXPECT_TRUE(peer.ok()) << peer.status().message();
-    return peer.value();
-  }
+  static TestEndpoint open_endpoint(uint32_t id) { return ofi::open_endpoint(id, options()); }
   // A provider that moves large messages slowly is given fewer.
   size_t scaled(size_t count) const {
     return std::string(GetParam().provider) == "udp;ofi_rxd" ? count / 10 + 1 : count;

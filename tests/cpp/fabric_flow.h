@@ -118,4 +118,29 @@ struct Flow : WrittenChunks {
   wire::Grant grant = {};
 };
 
+// Chunks, if the provider has writes, and messages both ways between two endpoints, until all have arrived.
+inline void exchange(TestEndpoint& a, TestEndpoint& b) {
+  constexpr size_t kMessages = 100;
+  const bool writes = a.endpoint->facts().writes;
+  Peer to_b = introduce(a, b), to_a = introduce(b, a);
+  Flow there(200 * 5000 + 7, 5000, 1), back(300 * 4000 + 1, 4000, 2);
+  ASSERT_EQ(there.open(b, to_a), writes);
+  ASSERT_EQ(back.open(a, to_b), writes);
+  drive({&a, &b}, [&] {
+    if (writes) {
+      there.send(a, to_b);
+      back.send(b, to_a);
+    }
+    if (a.sent[to_b] < kMessages) a.send(to_b, 30000);
+    if (b.sent[to_a] < kMessages) b.send(to_a, 100, true);
+    return (!writes || (there.over() && back.over())) && b.inbox.messages == kMessages &&
+           a.inbox.messages == kMessages && a.endpoint->idle() && b.endpoint->idle();
+  });
+  for (Flow* flow : {&there, &back}) {
+    flow->check_margins();
+    if (writes) flow->close();
+  }
+  for (TestEndpoint* each : {&a, &b}) EXPECT_EQ(each->endpoint->counters().foreign_writes, 0u);
+}
+
 }  // namespace smddp::ofi

@@ -3,7 +3,6 @@
 #include <random>
 
 #include "fabric_flow.h"
-#include "stranger.h"
 
 namespace smddp::ofi {
 namespace {
@@ -13,25 +12,9 @@ INSTANTIATE_TEST_SUITE_P(Providers, Fabric,
                                          Way{"net", "writes"}, Way{"udp;ofi_rxd", "writes"}),
                          name_of_param);
 
-TEST_P(Fabric, OneRegionOfManyChunks) {
-  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
-  Peer to_b = introduce(a, b), to_a = introduce(b, a);
-  Flow flow(scaled(400) * 30011, 30000, 1);
-  ASSERT_TRUE(flow.open(b, to_a));
-  EXPECT_TRUE(wire::check(flow.grant, flow.source.size()));
-  drive({&a, &b}, [&] {
-    flow.send(a, to_b);
-    return flow.over() && a.endpoint->idle();
-  });
-  flow.check_margins();
-  b.endpoint->close_region(flow.region);
-  EXPECT_EQ(a.endpoint->counters().chunks_sent, flow.chunks());
-  EXPECT_EQ(a.endpoint->counters().chunk_bytes_sent, flow.source.size());
-  EXPECT_EQ(b.endpoint->counters().foreign_writes, 0u);
-}
-
-// Both directions, sizes from one byte to megabytes, several regions at once between three
-// endpoints.
+// Both directions, sizes from one byte to megabytes, several regions at once between three endpoints. The bytes of
+// all chunks that a sender speaks of are in memory when its word is taken: Flow compares them then. Many chunks are
+// under way at once, and some leave from message buffers.
 TEST_P(Fabric, ManyRegionsAtOnceOfAllSizes) {
   std::mt19937 random(7);
   std::vector<TestEndpoint> endpoints;
@@ -48,6 +31,7 @@ TEST_P(Fabric, ManyRegionsAtOnceOfAllSizes) {
     TestEndpoint *from, *to;
     std::unique_ptr<Flow> flow;
   };
+  size_t chunks = 0, chunk_bytes = 0;
   for (int repetition = 0; repetition < 3; ++repetition) {
     std::vector<Route> routes;
     for (size_t i = 0; i < scaled(24); ++i) {
@@ -59,6 +43,9 @@ TEST_P(Fabric, ManyRegionsAtOnceOfAllSizes) {
       routes.push_back({&from, &to, std::make_unique<Flow>(bytes, chunk, random())});
       Flow& flow = *routes.back().flow;
       ASSERT_TRUE(flow.open(to, peers[to.id][from.id])) << bytes << " in " << chunk;
+      EXPECT_TRUE(wire::check(flow.grant, flow.source.size()));
+      chunks += flow.chunks();
+      chunk_bytes += bytes;
     }
     drive(all, [&] {
       bool done = true;
@@ -73,51 +60,14 @@ TEST_P(Fabric, ManyRegionsAtOnceOfAllSizes) {
       route.flow->close();
     }
   }
-  for (TestEndpoint& each : endpoints) EXPECT_EQ(each.endpoint->counters().foreign_writes, 0u);
-}
-
-// A write with immediate data, as no member of the job makes it, is counted: one without bytes, for which any
-// process needs no key.
-TEST_P(Fabric, ForeignWritesAreCounted) {
-  if (std::string(GetParam().provider) == "udp;ofi_rxd") {
-    GTEST_SKIP() << "libfabric 1.17 crashes in the stranger's own call";
+  for (TestEndpoint& each : endpoints) {
+    const Counters& counters = each.endpoint->counters();
+    EXPECT_EQ(counters.foreign_writes, 0u);
+    chunks -= counters.chunks_sent;
+    chunk_bytes -= counters.chunk_bytes_sent;
   }
-  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
-  Peer to_b = introduce(a, b), to_a = introduce(b, a);
-  Flow flow(40000, 10000, 3);
-  ASSERT_TRUE(flow.open(b, to_a));
-  Stranger stranger(b.endpoint->facts().address, options());
-  ASSERT_TRUE(stranger.works());
-  const uint32_t numbers[] = {flow.region, flow.region << 20, 777u << 20, 3u};
-  drive({&a, &b}, [&] {
-    if (stranger.sent() < 4) stranger.write_nothing(numbers[stranger.sent()]);
-    EXPECT_TRUE(stranger.progress());
-    return b.endpoint->counters().foreign_writes == 4;
-  });
-  EXPECT_TRUE(flow.arrived == 0);
-  drive({&a, &b}, [&] {
-    flow.send(a, to_b);
-    return flow.over();
-  });
-  EXPECT_TRUE(a.inbox.lost.empty());
-}
-
-// The bytes of all chunks that a sender speaks of are in memory when its word is taken: Flow compares them
-// then. Many chunks are under way at once, and some leave from message buffers.
-TEST_P(Fabric, WrittenBytesAreThereWhenTheSenderSaysSo) {
-  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
-  Peer to_b = introduce(a, b), to_a = introduce(b, a);
-  for (size_t chunk : {70'000, 4'000}) {
-    for (uint32_t turn = 0; turn < 40; ++turn) {
-      Flow flow(12 * chunk + 1, chunk, turn);
-      ASSERT_TRUE(flow.open(b, to_a));
-      drive({&a, &b}, [&] {
-        flow.send(a, to_b);
-        return flow.over() && flow.told == 13;
-      });
-      flow.close();
-    }
-  }
+  EXPECT_EQ(chunks, 0u) << "more than were counted";
+  EXPECT_EQ(chunk_bytes, 0u);
 }
 
 // A region is closed before its sender has sent all chunks, and the sender sends no more of it: all other

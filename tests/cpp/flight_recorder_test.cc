@@ -154,7 +154,7 @@ TEST(GroupRecords, SayWhenAnOperationWasCalledStartedAndEnded) {
     EXPECT_EQ(recorder.text(r.call.operation), "all_gather");
     EXPECT_EQ(r.call.sequence, 1u);
     EXPECT_EQ(r.call.bytes, 12u << 20);
-    EXPECT_NE(recorder.text(r.path).find("fabric"), std::string::npos);
+    EXPECT_TRUE(says(recorder.text(r.path), "fabric"));
     EXPECT_EQ(r.state, State::kDone);
     EXPECT_LE(r.call.called_ns, r.started_ns);
     EXPECT_LE(r.started_ns, r.first_byte_ns);
@@ -179,7 +179,7 @@ TEST(GroupConnections, SayWhetherARankWasContactedAndWhenItsLastMessageCame) {
     for (const Connection& to : c.group.state(true).connections) {
       connected += to.state == In::kConnected;
       if (to.path == "shared memory") continue;
-      EXPECT_NE(to.path.find(" on "), std::string::npos) << to.path;
+      EXPECT_TRUE(says(to.path, " on "));
       EXPECT_EQ(to.why, "");
       EXPECT_EQ(to.last_message_ns.has_value(), to.state == In::kConnected);
       EXPECT_LT(to.last_message_ns.value_or(0), 100'000'000'000u);

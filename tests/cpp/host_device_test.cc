@@ -5,6 +5,7 @@
 
 #include "device/submission_order.h"
 #include "device/unix_sockets.h"
+#include "results.h"
 
 namespace smddp {
 namespace {
@@ -16,10 +17,9 @@ TEST(HostDevice, ARecallWaitsForAProcessThatDoesNotAnswerOnlyForAWhile) {
   HostDevice owner;
   void* memory = owner.allocate(100).value();
   device::Allocation a = owner.export_memory(memory, 1).value()[0];
-  auto silent = device::connect_to("recalls", a.owner);
-  ASSERT_TRUE(silent.ok()) << silent.status().message();
+  auto silent = value_of(device::connect_to("recalls", a.owner));
   EXPECT_EQ(owner.recall(memory, 100), 1u);
-  silent.value() = {};
+  silent = {};
   EXPECT_EQ(owner.recall(memory, 100), 0u);
 }
 
@@ -147,10 +147,9 @@ TEST(HostDevice, RecordsWhatJoinsARecordingAndRefusesTheRest) {
   ASSERT_TRUE(gpu.write_flag(b, memory, 5).ok());
   ASSERT_TRUE(gpu.record(back, b).ok());
   ASSERT_TRUE(gpu.wait(a, back).ok());
-  auto graph = gpu.end_recording(a);
-  ASSERT_TRUE(graph.ok()) << graph.status().message();
+  auto graph = value_of(gpu.end_recording(a));
   EXPECT_EQ(memory[0], 0u);
-  ASSERT_TRUE(gpu.launch(graph.value(), c).ok());
+  ASSERT_TRUE(gpu.launch(graph, c).ok());
   ASSERT_TRUE(gpu.synchronize(c).ok());
   EXPECT_EQ(memory[0], 5u);
   for (device::Stream stream : {a, b, c}) gpu.destroy_stream(stream);

@@ -7,12 +7,12 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <functional>
 
+#include "child.h"
 #include "common/clock.h"
 #include "liveness/prober.h"
 #include "liveness/sockets.h"
@@ -41,46 +41,9 @@ bool asks_until(Liveness& asker, Process process, const std::function<bool(const
 bool answers(const Verdict& verdict) { return verdict.answered_ns != 0; }
 bool ended(const Verdict& verdict) { return verdict.ended; }
 
-// A child process that runs `body`, which gets a pipe to write to; it ends with the object.
-class Child {
- public:
-  explicit Child(const std::function<void(int)>& body) {
-    int ends[2];
-    EXPECT_EQ(pipe(ends), 0);
-    pid_ = fork();
-    if (pid_ == 0) {
-      body(ends[1]);
-      for (;;) pause();
-    }
-    ::close(ends[1]);
-    from_ = ends[0];
-  }
-  ~Child() {
-    end();
-    ::close(from_);
-  }
-  std::vector<uint8_t> read(size_t bytes) {
-    std::vector<uint8_t> data(bytes);
-    EXPECT_EQ(::read(from_, data.data(), bytes), static_cast<ssize_t>(bytes));
-    return data;
-  }
-  void signal(int number) { kill(pid_, number); }
-  void end() {
-    if (pid_ <= 0) return;
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-    pid_ = 0;
-  }
-
- private:
-  pid_t pid_ = 0;
-  int from_ = -1;
-};
-
-void publish(int to) {
+void publish(Child& child) {
   static Liveness* liveness = open().release();
-  std::vector<uint8_t> contact = liveness->contact();
-  ASSERT_EQ(write(to, contact.data(), contact.size()), static_cast<ssize_t>(contact.size()));
+  child.send(unpack(liveness->contact()).value());
 }
 
 TEST(Liveness, AProcessThatLivesAnswersAndOneThatClosedHasEnded) {
@@ -126,7 +89,7 @@ TEST(Liveness, AGroupThatWasLeftIsToldWithTheReason) {
 TEST(Liveness, AStoppedProcessIsSilentAndNotDead) {
   Child child(publish);
   auto asker = open();
-  Process process = asker->meet(child.read(sizeof(Contact))).value();
+  Process process = asker->meet(pack(child.receive<Contact>())).value();
   ASSERT_TRUE(asks_until(*asker, process, answers));
   child.signal(SIGSTOP);
   EXPECT_TRUE(asks_until(
@@ -142,19 +105,17 @@ TEST(Liveness, AStoppedProcessIsSilentAndNotDead) {
 }
 
 TEST(Liveness, AForkedChildDoesNotHideItsParentsDeath) {
-  Child child([](int to) {
-    publish(to);
+  Child child([](Child& self) {
+    publish(self);
     pid_t grandchild = fork();
     if (grandchild == 0) {
       for (;;) pause();
     }
-    ASSERT_EQ(write(to, &grandchild, sizeof grandchild), static_cast<ssize_t>(sizeof grandchild));
+    self.send(grandchild);
   });
   auto asker = open();
-  Process process = asker->meet(child.read(sizeof(Contact))).value();
-  pid_t grandchild = 0;
-  std::vector<uint8_t> bytes = child.read(sizeof grandchild);
-  std::copy(bytes.begin(), bytes.end(), reinterpret_cast<uint8_t*>(&grandchild));
+  Process process = asker->meet(pack(child.receive<Contact>())).value();
+  auto grandchild = child.receive<pid_t>();
   ASSERT_TRUE(asks_until(*asker, process, answers));
   child.end();
   EXPECT_TRUE(asks_until(*asker, process, ended, 3 * kSecond));

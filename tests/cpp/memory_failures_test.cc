@@ -92,10 +92,8 @@ class Ranks {
   }
   void make_groups(MemoryStore& store) {
     each([&](size_t i) {
-      Group::Options options;
-      options.name = "test";
-      options.host = std::string("host-") + layout_[i];
-      options.timeout_ns = 20'000'000'000;
+      Group::Options options{
+          .name = "test", .timeout_ns = 20'000'000'000, .host = std::string("host-") + layout_[i]};
       CountingStore view(store, std::to_string(groups_) + "/");
       auto group = Group::create(*ranks_[i].process, view, static_cast<int>(i),
                                  static_cast<int>(ranks_.size()), options);

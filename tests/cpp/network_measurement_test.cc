@@ -224,7 +224,7 @@ TEST_F(MeasuredGroup, AnotherGivenModelIsAnErrorThatAllRanksTell) {
     Made made = make("ABB", options);
     ASSERT_EQ(made.errors.size(), 3u);
     for (const std::string& error : made.errors)
-      EXPECT_NE(error.find("another curve in SMDDP_DEBUG"), std::string::npos) << error;
+      EXPECT_TRUE(says(error, "another curve in SMDDP_DEBUG"));
   }
 }
 
@@ -338,7 +338,7 @@ TEST_F(NextJob, ReplacesAFileThatIsNone) {
     const std::string said = testing::internal::GetCapturedStderr();
     expect_alike(made);
     EXPECT_TRUE(made.measured()) << text.substr(0, 99);
-    EXPECT_NE(said.find("holds no measured network of these hosts"), std::string::npos) << said;
+    EXPECT_TRUE(says(said, "holds no measured network of these hosts"));
     EXPECT_FALSE(next("AB").measured());
   }
 }

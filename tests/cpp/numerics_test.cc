@@ -71,9 +71,10 @@ TEST(Numerics, AllReduceInOneExchangeEqualsThatInFragments) {
   }
 }
 
+uint16_t bf16(float x) { return static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16); }
+
 TEST(Numerics, HalfTypesAreSummedInFp32AndRoundedOncePerHop) {
   // 1 + 2^-9 + 2^-9 + ...: rounded to bf16, each single addition would have no effect.
-  auto bf16 = [](float x) { return static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16); };
   run_world("AAAA", [&](RankContext& c) {
     std::vector<uint16_t> in(4, bf16(c.rank == 0 ? 1.0f : 0x1p-9f + 0x1p-10f)), out(1);
     ASSERT_TRUE(c.run(scatter_of(in, out, 4, Dtype::kBFloat16, ReduceOp::kSum)).ok());
@@ -97,7 +98,6 @@ TEST(Numerics, PartialSumsAreAddedInTheOrderOfHosts) {
 }
 
 TEST(Numerics, PartialSumsTravelInFp32IfTheTuningSaysSo) {
-  auto bf16 = [](float x) { return static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16); };
   run_world("AABB", [&](RankContext& c) {
     // Host B's partial sum is 1 + 2^-9: rounded to bf16 it is 1, in fp32 it changes the final rounding.
     float mine[] = {1.0f, 0x1p-8f * 0.75f, 1.0f, 0x1p-9f};

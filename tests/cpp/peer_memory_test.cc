@@ -12,75 +12,34 @@
 #include <thread>
 
 #include "arena_blocks.h"
+#include "child.h"
 #include "intranode/presence.h"
+#include "results.h"
 
 namespace smddp::intranode {
 namespace {
 
-// A neighbour: a forked child with an arena of its own. The test controls it through a pipe.
-class Owner {
- public:
-  // The child runs `body(send, receive)`: send() sends a word to the test, receive() waits for one.
-  using Send = std::function<void(uint64_t)>;
-  using Receive = std::function<uint64_t()>;
-  explicit Owner(const std::function<void(const Send&, const Receive&)>& body) {
-    EXPECT_EQ(pipe(up_), 0);
-    EXPECT_EQ(pipe(down_), 0);
-    pid_ = fork();
-    if (pid_ != 0) {
-      ::close(up_[1]);
-      ::close(down_[0]);
-      return;
-    }
-    ::close(up_[0]);
-    ::close(down_[1]);
-    body([&](uint64_t word) { [[maybe_unused]] auto n = write(up_[1], &word, sizeof word); },
-         [&] {
-           uint64_t word = 0;
-           if (read(down_[0], &word, sizeof word) != sizeof word) _exit(1);
-           return word;
-         });
-    _exit(0);
-  }
-  ~Owner() {
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-    ::close(up_[0]);
-    ::close(down_[1]);
-  }
-  void send(uint64_t word) { EXPECT_EQ(write(down_[1], &word, sizeof word), 8); }
-  uint64_t receive() {
-    uint64_t word = 0;
-    EXPECT_EQ(read(up_[0], &word, sizeof word), 8);
-    return word;
-  }
-  std::byte* receive_address() { return reinterpret_cast<std::byte*>(receive()); }
-  std::unique_ptr<PeerMemory> memory() {
-    auto peer = PeerMemory::open(pid_, static_cast<int>(receive()));
-    EXPECT_TRUE(peer.ok()) << peer.status().message();
-    return peer ? std::move(peer.value()) : nullptr;
-  }
-  int pid() const { return pid_; }
-
- private:
-  int up_[2], down_[2];
-  pid_t pid_;
+// A neighbour: a child with an arena of its own. It sends words.
+struct Owner : Child {
+  using Child::Child;
+  std::byte* receive_address() { return receive<std::byte*>(); }
+  std::unique_ptr<PeerMemory> memory() { return value_of(PeerMemory::open(pid(), receive<int>())); }
 };
 
 uint64_t word(const void* address) { return reinterpret_cast<uint64_t>(address); }
 
 TEST(PeerMemory, ReadsAndWritesTheOwnersBlocks) {
-  Owner owner([](const auto& send, const auto& receive) {
+  Owner owner([](Child& self) {
     Arena arena({.first_segment = 2 * kMiB});
-    send(static_cast<uint64_t>(arena.table_fd()));
+    self.send(arena.table_fd());
     for (size_t bytes : {size_t{1000}, 3 * kMiB, 100 * kMiB}) {
       std::byte* block = arena.allocate(bytes);
       fill(block, bytes, 0x5a);
-      send(word(block));
-      receive();  // the test has read and written
-      send(filled(block, 500, 0x11) && filled(block + 500, bytes - 500, 0x5a));
+      self.send(block);
+      self.receive<int>();  // the test has read and written
+      self.send(filled(block, 500, 0x11) && filled(block + 500, bytes - 500, 0x5a));
     }
-    receive();
+    self.receive<int>();
   });
   auto peer = owner.memory();
   ASSERT_NE(peer, nullptr);
@@ -92,7 +51,7 @@ TEST(PeerMemory, ReadsAndWritesTheOwnersBlocks) {
     EXPECT_TRUE(filled(here, bytes, 0x5a));
     fill(here, 500, 0x11);
     owner.send(1);
-    EXPECT_EQ(owner.receive(), 1u);
+    EXPECT_TRUE(owner.receive<bool>());
     EXPECT_EQ(peer->find(theirs, size_t{1} << 40), nullptr);
     EXPECT_EQ(peer->find(theirs, SIZE_MAX), nullptr);
   }
@@ -102,18 +61,18 @@ TEST(PeerMemory, ReadsAndWritesTheOwnersBlocks) {
 }
 
 TEST(PeerMemory, UnmapsSegmentsThatTheOwnerReleased) {
-  Owner owner([](const auto& send, const auto& receive) {
+  Owner owner([](Child& self) {
     Arena arena({.first_segment = 2 * kMiB, .keep = 0});
-    send(static_cast<uint64_t>(arena.table_fd()));
+    self.send(arena.table_fd());
     // The kernel gives the next segment of the same size the same address and descriptor number.
     for (int i = 1; i <= 5; ++i) {
       std::byte* block = arena.allocate(2 * kMiB);
       fill(block, 2 * kMiB, i);
-      send(word(block));
-      receive();
+      self.send(block);
+      self.receive<int>();
       arena.free(block);
-      send(0);
-      receive();
+      self.send(0);
+      self.receive<int>();
     }
   });
   auto peer = owner.memory();
@@ -128,7 +87,7 @@ TEST(PeerMemory, UnmapsSegmentsThatTheOwnerReleased) {
     ASSERT_NE(here, nullptr);
     EXPECT_TRUE(filled(here, 2 * kMiB, i));
     owner.send(1);
-    owner.receive();
+    owner.receive<int>();
     EXPECT_EQ(peer->find(theirs, 1), nullptr);
     EXPECT_EQ(peer->mapped(), 0u);
     owner.send(1);
@@ -141,14 +100,14 @@ TEST(PeerMemory, StaysReadableAfterTheOwnerEndsAndLeavesNothing) {
     std::unique_ptr<PeerMemory> peer;
     std::byte *theirs, *unseen;
     {
-      Owner owner([](const auto& send, const auto& receive) {
+      Owner owner([](Child& self) {
         Arena arena({});
-        send(static_cast<uint64_t>(arena.table_fd()));
+        self.send(arena.table_fd());
         std::byte* block = arena.allocate(kMiB);
         fill(block, kMiB, 3);
-        send(word(block));
-        send(word(arena.allocate(200 * kMiB)));
-        receive();
+        self.send(block);
+        self.send(arena.allocate(200 * kMiB));
+        self.receive<int>();
       });
       peer = owner.memory();
       theirs = owner.receive_address();
@@ -170,9 +129,8 @@ TEST(PeerMemory, FailsIfTheTableCannotBeOpened) {
   EXPECT_FALSE(PeerMemory::open(1 << 30, 0).ok());
   FileDescriptor null(open("/dev/null", O_RDWR | O_CLOEXEC));
   EXPECT_FALSE(PeerMemory::open(getpid(), null.get()).ok());
-  auto unsealed = create_shared("smddp-test", 1 << 20);
-  ASSERT_TRUE(unsealed.ok());
-  EXPECT_FALSE(PeerMemory::open(getpid(), unsealed.value().fd.get()).ok());
+  auto unsealed = value_of(create_shared("smddp-test", 1 << 20));
+  EXPECT_FALSE(PeerMemory::open(getpid(), unsealed.fd.get()).ok());
 }
 
 // A table with any contents, as a broken or hostile neighbour could write it.
@@ -192,8 +150,7 @@ struct ForgedTable {
 
 TEST(PeerMemory, InvalidTablesLeadToNullptr) {
   ForgedTable forged;
-  auto peer = PeerMemory::open(getpid(), forged.fd.get());
-  ASSERT_TRUE(peer.ok());
+  auto peer = value_of(PeerMemory::open(getpid(), forged.fd.get()));
   std::mt19937_64 random(3);
   const uint64_t telling[] = {0,          1,    4096, UINT64_MAX,        UINT64_MAX - 4095,
                               1ull << 63, 2048, 8192, UINT64_C(1) << 47, 2,
@@ -211,21 +168,20 @@ TEST(PeerMemory, InvalidTablesLeadToNullptr) {
     forged.table()->epoch = random();
     for (uint64_t address : telling) {
       for (size_t bytes : {size_t{0}, size_t{1}, size_t{4096}, SIZE_MAX}) {
-        ASSERT_EQ(peer.value()->find(reinterpret_cast<std::byte*>(address), bytes), nullptr);
+        ASSERT_EQ(peer->find(reinterpret_cast<std::byte*>(address), bytes), nullptr);
       }
     }
   }
-  EXPECT_EQ(peer.value()->mapped(), 0u);
+  EXPECT_EQ(peer->mapped(), 0u);
 }
 
 TEST(PeerMemory, RefusesADescriptorNumberThatMeansAnotherFile) {
   Arena arena({.huge_pages = false});
   std::byte* block = arena.allocate(kMiB);
   ForgedTable forged;
-  auto real = PeerMemory::open(getpid(), arena.table_fd());
-  ASSERT_TRUE(real.ok());
+  auto real = value_of(PeerMemory::open(getpid(), arena.table_fd()));
   fill(block, kMiB, 9);
-  std::byte* alias = real.value()->find(block, kMiB);
+  std::byte* alias = real->find(block, kMiB);
   ASSERT_NE(alias, nullptr);
   EXPECT_NE(alias, block);
   EXPECT_TRUE(filled(alias, kMiB, 9));
@@ -299,11 +255,10 @@ TEST(PeerMemory, ReadsAnEntryAgainThatChangesMeanwhile) {
     entry.inode = info.st_ino;
     entry.fd = static_cast<uint64_t>(segments[i].fd.get());
   };
-  for (Shared& segment : segments) segment = std::move(create_shared("smddp-test", 4096).value());
+  for (Shared& segment : segments) segment = value_of(create_shared("smddp-test", 4096));
   *static_cast<std::byte*>(segments[1].mapping.address()) = std::byte{42};
   announce(0);
-  auto peer = PeerMemory::open(getpid(), forged.fd.get());
-  ASSERT_TRUE(peer.ok());
+  auto peer = value_of(PeerMemory::open(getpid(), forged.fd.get()));
   std::byte* table = read_only_mapping_of("smddp-forged");
   ASSERT_NE(table, nullptr);
   unread_page = table + 4096;
@@ -313,18 +268,17 @@ TEST(PeerMemory, ReadsAnEntryAgainThatChangesMeanwhile) {
   handler.sa_flags = SA_SIGINFO;
   ASSERT_EQ(sigaction(SIGSEGV, &handler, &before), 0);
   ASSERT_EQ(mprotect(unread_page, 4096, PROT_NONE), 0);
-  std::byte* here = peer.value()->find(base(1), 4096);
+  std::byte* here = peer->find(base(1), 4096);
   ASSERT_EQ(sigaction(SIGSEGV, &before, nullptr), 0);
   EXPECT_EQ(entry.version, 4u) << "the change came in between";
   ASSERT_NE(here, nullptr);
   EXPECT_EQ(*here, std::byte{42});
-  EXPECT_EQ(peer.value()->find(base(0), 1), nullptr);
+  EXPECT_EQ(peer->find(base(0), 1), nullptr);
 }
 
 TEST(PeerMemory, FollowsAnArenaThatChanges) {
   Arena arena({.first_segment = 2 * kMiB, .largest_growth = 2 * kMiB, .keep = 0});
-  auto peer = PeerMemory::open(getpid(), arena.table_fd());
-  ASSERT_TRUE(peer.ok());
+  auto peer = value_of(PeerMemory::open(getpid(), arena.table_fd()));
   std::atomic<std::byte*> published{nullptr};
   std::thread owner([&] {
     std::mt19937 random(5);
@@ -343,7 +297,7 @@ TEST(PeerMemory, FollowsAnArenaThatChanges) {
     std::byte* theirs;
     while ((theirs = published.load(std::memory_order_acquire)) == nullptr)
       std::this_thread::yield();
-    std::byte* here = peer.value()->find(theirs, kMiB);
+    std::byte* here = peer->find(theirs, kMiB);
     missing += here == nullptr;
     if (here != nullptr) wrong += *here != static_cast<std::byte>(i);
     published.store(nullptr, std::memory_order_release);
@@ -354,17 +308,15 @@ TEST(PeerMemory, FollowsAnArenaThatChanges) {
 }
 
 TEST(Presence, AnnouncesTheArenaOfTheProcess) {
-  auto presence = Presence::create();
-  ASSERT_TRUE(presence.ok());
-  Presence& p = *presence.value();
-  auto neighbor = Neighbor::open(getpid(), p.token(), p.presence_fd(), p.doorbell_fd());
-  ASSERT_TRUE(neighbor.ok());
+  auto presence = value_of(Presence::create());
+  Presence& p = *presence;
+  auto neighbor = value_of(Neighbor::open(getpid(), p.token(), p.presence_fd(), p.doorbell_fd()));
   std::byte* block = Arena::process().allocate(5000);
   block[4999] = std::byte{7};
-  std::byte* found = neighbor.value()->find(block, 5000);
+  std::byte* found = neighbor->find(block, 5000);
   ASSERT_NE(found, nullptr);
   EXPECT_EQ(found[4999], std::byte{7});
-  EXPECT_EQ(neighbor.value()->find(reinterpret_cast<std::byte*>(&block), 8), nullptr);
+  EXPECT_EQ(neighbor->find(reinterpret_cast<std::byte*>(&block), 8), nullptr);
   EXPECT_TRUE(Arena::process().free(block));
 }
 

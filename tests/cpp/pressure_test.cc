@@ -86,13 +86,8 @@ TEST(Pressure, OneLargeFlowTakesFewReadys) {
     std::vector<float> first(1, 1.0f), all(2);
     ASSERT_TRUE(c.run(gather_of(first, all, 2)).ok());
     std::vector<char> in(kBytes, 5), out(kBytes);
-    auto op = std::make_shared<Operation>();
-    op->collective = Collective::kAllGather;
-    if (c.rank == 0) op->input.add(in.data(), kBytes);
-    op->input.end_block();
-    op->output.add(out.data(), kBytes);
-    op->output.end_block();
-    op->output.end_block();  // rank 1 has nothing
+    auto op = operation_of(Collective::kAllGather, 0, in, {c.rank == 0 ? kBytes : 0}, out,
+                           {kBytes, 0});  // rank 1 has nothing
     auto sent = [&] {
       Engine::Lock lock = c.engine.lock();
       return c.process.network().transport()->counters().messages_sent;

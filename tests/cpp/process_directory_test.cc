@@ -36,39 +36,6 @@ OwnPlace place_of(int place, uint8_t job = 1) {
   return {std::make_shared<const ProcessDirectory>(key, infos_of(8)), place, info_of(place)};
 }
 
-TEST(Reference, IsTheSameAfterEncodingAndDecoding) {
-  Reference told{7, -3, info_of(2)};
-  told.part.proof = 11;
-  auto blob = encode(told);
-  auto read = decode<Reference>(blob);
-  ASSERT_TRUE(read.ok());
-  EXPECT_EQ(read.value().directory, 7u);
-  EXPECT_EQ(read.value().offset, -3);
-  EXPECT_EQ(read.value().part.serial, 2u);
-  EXPECT_EQ(read.value().part.proof, 11u);
-  EXPECT_EQ(read.value().part.outbox_fd, 9);
-  EXPECT_EQ(encode(read.value()), blob);
-  for (size_t size = 0; size < blob.size(); ++size) {
-    blob.resize(blob.size() - 1);
-    EXPECT_FALSE(decode<Reference>(blob).ok());
-  }
-  EXPECT_FALSE(is_reference(encode(info_of(2))));
-  EXPECT_FALSE(decode<Reference>(encode(info_of(2))).ok());
-}
-
-TEST(RankValues, AProcessThatHasChangedDoesNotRefer) {
-  RankInfo now = info_of(5);
-  RankValues same(1, place_of(5));
-  EXPECT_TRUE(is_reference(same.describe(now)));
-  EXPECT_TRUE(same.refers());
-  now.fabric.address[3] = 8;  // the endpoint was closed and opened again
-  RankValues changed(1, place_of(5));
-  EXPECT_FALSE(is_reference(changed.describe(now)));
-  EXPECT_FALSE(changed.refers());
-  RankValues unknown(1, {});
-  EXPECT_FALSE(is_reference(unknown.describe(now)));
-}
-
 TEST(RankValues, ReferencesBecomeTheInformationOfTheirRanks) {
   const std::vector<int> members = {3, 7, 4};
   std::vector<Blob> values;
@@ -89,18 +56,6 @@ TEST(RankValues, ReferencesBecomeTheInformationOfTheirRanks) {
   EXPECT_FALSE(RankValues(2, place_of(4, 2)).read_all(values).ok());
   auto nowhere = encode(Reference{place_of(4).directory->number(), 5, info_of(3)});
   EXPECT_FALSE(RankValues(2, place_of(4)).read_all({nowhere, nowhere, nowhere, nowhere}).ok());
-}
-
-TEST(RankValues, AllThatReferAreAskedUnlessTheyReferToOneDirectory) {
-  auto value = [](int rank, OwnPlace place) {
-    return RankValues(rank, std::move(place)).describe(info_of(rank));
-  };
-  Blob one = value(1, place_of(1)), two = value(2, place_of(2)), other = value(3, place_of(3, 2));
-  Blob whole = value(0, {});
-  EXPECT_EQ(RankValues::unclear({one, two}), std::vector<int>());
-  EXPECT_EQ(RankValues::unclear({whole, whole}), std::vector<int>());
-  EXPECT_EQ(RankValues::unclear({whole, one, two}), (std::vector<int>{1, 2}));
-  EXPECT_EQ(RankValues::unclear({one, other, two}), (std::vector<int>{0, 1, 2}));
 }
 
 // --- groups -------------------------------------------------------------------------------------
@@ -127,10 +82,7 @@ struct Job {
     Made made;
     auto at = std::find(members.begin(), members.end(), self.rank);
     if (at == members.end()) return made;
-    Group::Options options;
-    options.name = name;
-    options.timeout_ns = 20'000'000'000;
-    options.host = self.host;
+    Group::Options options{.name = name, .timeout_ns = 20'000'000'000, .host = self.host};
     options.few_ranks = few_ranks;
     options.whole_job = whole_job;
     CountingStore view(store, name + "/");

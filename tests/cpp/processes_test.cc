@@ -6,6 +6,7 @@
 
 #include <filesystem>
 
+#include "child.h"
 #include "file_store.h"
 #include "group/local_watch.h"
 #include "world.h"
@@ -77,23 +78,16 @@ bool await(Store& store, const std::string& key) { return store.get({key}, "none
 // An AllGather to which rank 0 gives so much that the others read it out of its memory, and they a byte each.
 struct Gather {
   explicit Gather(const RankContext& c) : in(c.rank == 0 ? kLarge : 1, 'a') {
-    out.resize(kLarge + static_cast<size_t>(c.ranks) - 1);
-    op->collective = Collective::kAllGather;
-    op->input.add(in.data(), in.size());
-    op->input.end_block();
-    size_t at = 0;
-    for (int r = 0; r < c.ranks; ++r) {
-      size_t bytes = r == 0 ? kLarge : 1;
-      op->output.add(out.data() + at, bytes);
-      op->output.end_block();
-      at += bytes;
-    }
+    Sizes sizes = equal_sizes(c.ranks, 1);
+    sizes[0] = kLarge;
+    out.resize(kLarge + sizes.size() - 1);
+    op = operation_of(Collective::kAllGather, 0, in, {in.size()}, out, sizes);
   }
   bool read_directly() const { return op->path == "single-copy"; }
 
   static constexpr size_t kLarge = 1 << 20;
   std::vector<char> in, out;
-  std::shared_ptr<Operation> op = std::make_shared<Operation>();
+  std::shared_ptr<Operation> op;
 };
 
 TEST(Processes, ARankThatEndsBeforeItHasReadIsMissed) {
@@ -155,28 +149,16 @@ class Stopped : public testing::Test {
   };
 
   void SetUp() override {
-    int ends[2];
-    ASSERT_EQ(pipe(ends), 0);
-    pid_ = fork();
-    if (pid_ == 0) {
-      auto presence = intranode::Presence::create();
-      auto outbox = intranode::Outbox::create({}, 1);
-      Joined mine{presence.value()->token(), presence.value()->presence_fd(),
-                  presence.value()->doorbell_fd(), outbox.value()->fd()};
-      if (write(ends[1], &mine, sizeof mine) != sizeof mine) _exit(1);
-      for (;;) ::pause();
-    }
-    Joined theirs{};
-    ASSERT_EQ(read(ends[0], &theirs, sizeof theirs), static_cast<ssize_t>(sizeof theirs));
-    close(ends[0]);
-    close(ends[1]);
+    auto theirs = child_.receive<Joined>();
     auto own = std::move(intranode::Outbox::create({}, 1).value());
     own->expect(1);
     local_ = LocalPeers(std::move(own));
     std::shared_ptr<intranode::Neighbor> neighbor = std::move(
-        intranode::Neighbor::open(pid_, theirs.token, theirs.presence, theirs.doorbell).value());
-    local_.add(1, std::move(intranode::Inbox::open(pid_, theirs.outbox, {}, 0, 1, false).value()),
-               std::move(neighbor));
+        intranode::Neighbor::open(child_.pid(), theirs.token, theirs.presence, theirs.doorbell)
+            .value());
+    local_.add(
+        1, std::move(intranode::Inbox::open(child_.pid(), theirs.outbox, {}, 0, 1, false).value()),
+        std::move(neighbor));
     auto op = std::make_shared<Operation>();
     for (Blocks* blocks : {&op->input, &op->output}) {
       blocks->end_block();
@@ -185,22 +167,25 @@ class Stopped : public testing::Test {
     fragments_.add(make_allgather(context_, op, 0, 0, 1));
     fragments_.advance()->start();
   }
-  void TearDown() override {
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-  }
   // Sends a signal, and waits until it has stopped, or continued, the process.
   void signal(int number) {
-    kill(pid_, number);
+    child_.signal(number);
     siginfo_t info;
-    waitid(P_PID, static_cast<id_t>(pid_), &info, number == SIGSTOP ? WSTOPPED : WCONTINUED);
+    waitid(P_PID, static_cast<id_t>(child_.pid()), &info,
+           number == SIGSTOP ? WSTOPPED : WCONTINUED);
   }
   Status look() {
     now_ += kSecond;
     return watch_.look(now_);
   }
 
-  pid_t pid_ = 0;
+  Child child_{[](Child& self) {
+    auto presence = value_of(intranode::Presence::create());
+    auto outbox = value_of(intranode::Outbox::create({}, 1));
+    self.send(
+        Joined{presence->token(), presence->presence_fd(), presence->doorbell_fd(), outbox->fd()});
+    for (;;) ::pause();
+  }};
   Members members_{0, Topology({"A", "A"}), "g", {"A", "A"}, {}};
   Shape shape_{.ranks = 2};
   LocalPeers local_;

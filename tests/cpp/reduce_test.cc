@@ -20,18 +20,6 @@
 namespace smddp {
 namespace {
 
-float widened(uint16_t bits, Dtype dtype) {
-  float value;
-  kernels::load(&value, &bits, 1, dtype);
-  return value;
-}
-
-uint16_t narrowed(float value, Dtype dtype) {
-  uint16_t bits;
-  kernels::store(&bits, &value, 1, dtype);
-  return bits;
-}
-
 // The definition of binary16, independent of the bit tricks under test.
 float half_by_definition(uint16_t bits) {
   int exponent = bits >> 10 & 31, fraction = bits & 1023;
@@ -41,27 +29,6 @@ float half_by_definition(uint16_t bits) {
                          : sign * std::numeric_limits<float>::infinity();
   if (exponent == 0) return sign * std::ldexp(static_cast<float>(fraction), -24);
   return sign * std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
-}
-
-TEST(Reduce, RoundsToNearestEven) {
-  std::mt19937 random(1);
-  for (int i = 0; i < 200000; ++i) {
-    float x = std::bit_cast<float>(static_cast<uint32_t>(random()));
-    if (!std::isfinite(x)) continue;
-    for (Dtype dtype : {Dtype::kFloat16, Dtype::kBFloat16}) {
-      uint16_t got = narrowed(x, dtype);
-      auto at = [&](int step) {
-        return static_cast<double>(widened(static_cast<uint16_t>(got + step), dtype));
-      };
-      if (!std::isfinite(at(0)) || !std::isfinite(at(1)) || (got & 0x7fff) == 0) continue;
-      double error = std::abs(at(0) - static_cast<double>(x));
-      EXPECT_LE(error, std::abs(at(1) - static_cast<double>(x)));
-      EXPECT_LE(error, std::abs(at(-1) - static_cast<double>(x)));
-      if (error == std::abs(at(1) - static_cast<double>(x))) EXPECT_EQ(got & 1, 0);
-    }
-  }
-  EXPECT_EQ(narrowed(65519.0f, Dtype::kFloat16), 0x7bff);
-  EXPECT_EQ(narrowed(65520.0f, Dtype::kFloat16), 0x7c00);
 }
 
 // --- every instruction set, compared with one element at a time -----------------------------------
@@ -350,8 +317,8 @@ TYPED_TEST(ReduceHalf, EveryInstructionSetRoundsAlike) {
   std::mt19937 random(5);
   std::vector<float> values;
   for (uint32_t top = 0; top < 65536; ++top) {
-    for (uint32_t low : {0u, 1u, 0x0fffu, 0x1000u, 0x1001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu,
-                         static_cast<uint32_t>(random() & 0xffff)}) {
+    for (uint32_t low : {0u, 1u, 0x0fffu, 0x1000u, 0x1001u, 0x7fffu, 0x8000u, 0x8001u, 0xefffu,
+                         0xf000u, 0xffffu, static_cast<uint32_t>(random() & 0xffff)}) {
       values.push_back(std::bit_cast<float>(top << 16 | low));
     }
   }

@@ -50,8 +50,18 @@ struct StuckAndLive {
       if (turn % 8 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
+  // Of a fragment between three hosts; `first`: it covers the start of the operation's blocks.
+  FragmentFlows flows(uint64_t fragment, bool first) {
+    return FragmentFlows(
+        members, *remote, turns,
+        {{}, fragment, pattern::Pattern::kDirect, 16 << 10, first, false, {}, &tallies, waiters});
+  }
   std::unique_ptr<Transport> own, stuck, live;
   std::optional<RemotePeers> remote;
+  Members members{0, Topology({"A", "B", "C"}), "g", {"A", "B", "C"}, {}};
+  RailTurns turns;
+  PeerTallies tallies{3};
+  std::atomic<uint64_t> waiters{0};
   Heard ignored, heard;
 };
 
@@ -188,13 +198,7 @@ TEST(RemotePeers, APeerThatTakesNoAbortHoldsUpNoOther) {
 TEST(FragmentFlows, ARankThatMayNotKnowTheGroupGetsAReady) {
   StuckAndLive world(false);
   RemotePeers& remote = *world.remote;
-  Members members(0, Topology({"A", "B", "C"}), "g", {"A", "B", "C"}, {});
-  RailTurns turns;
-  PeerTallies tallies(3);
-  std::atomic<uint64_t> nobody_waits{0};
-  FragmentFlows flows(
-      members, remote, turns,
-      {{}, 0, pattern::Pattern::kDirect, 16 << 10, true, false, {}, &tallies, nobody_waits});
+  FragmentFlows flows = world.flows(0, true);
   for (Rank peer : {1, 2}) {
     remote.has_started(peer, 0);
     pattern::Flow flow{peer, {0}, peer};
@@ -214,24 +218,7 @@ TEST(FragmentFlows, ARankThatMayNotKnowTheGroupGetsAReady) {
 TEST(FragmentFlows, TheOldestFragmentMayReceiveAChunkThoughTheBudgetIsFull) {
   StuckAndLive world(false);
   RemotePeers& remote = *world.remote;
-  Members members(0, Topology({"A", "B"}), "g", {"A", "B"}, {});
-  RailTurns turns;
-  constexpr size_t kChunk = 16 << 10;
-  PeerTallies tallies(2);
-  std::atomic<uint64_t> nobody_waits{0};
-  auto flows_of = [&](uint64_t fragment) {
-    return FragmentFlows(members, remote, turns,
-                         {{},
-                          fragment,
-                          pattern::Pattern::kDirect,
-                          kChunk,
-                          false,
-                          false,
-                          {},
-                          &tallies,
-                          nobody_waits});
-  };
-  FragmentFlows oldest = flows_of(0), later = flows_of(1);
+  FragmentFlows oldest = world.flows(0, false), later = world.flows(1, false);
   remote.receive_budget().open(remote.receive_budget().bytes());
   auto allowed = [](FragmentFlows& flows) {
     ShardRun run;
@@ -240,7 +227,7 @@ TEST(FragmentFlows, TheOldestFragmentMayReceiveAChunkThoughTheBudgetIsFull) {
     flows.open(true);
     return receive->allowed;
   };
-  EXPECT_EQ(allowed(oldest), kChunk);
+  EXPECT_EQ(allowed(oldest), 16u << 10) << "a chunk";
   EXPECT_EQ(allowed(later), 0u);
   later.close();
   oldest.close();

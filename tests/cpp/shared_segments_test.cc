@@ -9,7 +9,6 @@
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/uio.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +19,7 @@
 #include <cstring>
 #include <set>
 
+#include "child.h"
 #include "common/clock.h"
 #include "common/random.h"
 #include "debug_setting.h"
@@ -98,9 +98,8 @@ FileDescriptor reopened(int fd) {
 TEST(Segments, NoProcessCanShrinkThem) {
   auto outbox = Outbox::create({}, 1);
   ASSERT_TRUE(outbox.ok());
-  auto presence = intranode::Presence::create();
-  ASSERT_TRUE(presence.ok());
-  for (int fd : {outbox.value()->fd(), presence.value()->presence_fd()}) {
+  auto presence = value_of(intranode::Presence::create());
+  for (int fd : {outbox.value()->fd(), presence->presence_fd()}) {
     FileDescriptor other = reopened(fd);
     ASSERT_TRUE(other);
     EXPECT_NE(ftruncate(other.get(), 0), 0);
@@ -113,8 +112,7 @@ TEST(Segments, OneThatCouldShrinkIsRefused) {
   ASSERT_EQ(ftruncate(fd.get(), 1 << 20), 0);
   auto inbox = Inbox::open(getpid(), fd.get(), {}, 0, 1, false);
   ASSERT_FALSE(inbox.ok());
-  EXPECT_NE(inbox.status().message().find("not a shared segment"), std::string::npos)
-      << inbox.status().message();
+  EXPECT_TRUE(says(inbox.status(), "not a shared segment"));
 }
 
 // The head of an outbox and its pieces, as another process sees them.
@@ -176,11 +174,11 @@ TEST(Segments, AReasonThatDoesNotEndIsCutOff) {
 }
 
 TEST(Segments, ASlotIsReusedWhenAllReadersAreDoneWithIt) {
-  auto outbox = std::move(Outbox::create({}, 3).value());
+  auto outbox = value_of(Outbox::create({}, 3));
   outbox->expect(2);
   std::vector<std::unique_ptr<Inbox>> inboxes;
   for (int reader = 0; reader < 2; ++reader) {
-    inboxes.push_back(std::move(Inbox::open(getpid(), outbox->fd(), {}, reader, 2, false).value()));
+    inboxes.push_back(value_of(Inbox::open(getpid(), outbox->fd(), {}, reader, 2, false)));
   }
   std::byte* first = outbox->next(Lane::kSums);
   for (size_t i = 0; i < intranode::kSlots; ++i) {
@@ -199,9 +197,9 @@ TEST(Segments, ASlotIsReusedWhenAllReadersAreDoneWithIt) {
 }
 
 TEST(Segments, APieceWaitsForNoneOfTheOtherLane) {
-  auto outbox = std::move(Outbox::create({}, 3).value());
+  auto outbox = value_of(Outbox::create({}, 3));
   outbox->expect(1);
-  auto inbox = std::move(Inbox::open(getpid(), outbox->fd(), {}, 0, 1, false).value());
+  auto inbox = value_of(Inbox::open(getpid(), outbox->fd(), {}, 0, 1, false));
   Piece piece;
   for (piece.seq = 0; piece.seq < intranode::kSlots; ++piece.seq) {
     *outbox->next(Lane::kGathers) = std::byte{1};
@@ -224,9 +222,9 @@ TEST(Segments, APieceWaitsForNoneOfTheOtherLane) {
 
 TEST(Segments, AReaderThatMayNotReadTheOwnersMemorySaysSo) {
   for (bool allow : {true, false}) {
-    auto outbox = std::move(Outbox::create({}, 1).value());
+    auto outbox = value_of(Outbox::create({}, 1));
     outbox->expect(1);
-    auto inbox = std::move(Inbox::open(getpid(), outbox->fd(), {}, 0, 1, allow).value());
+    auto inbox = value_of(Inbox::open(getpid(), outbox->fd(), {}, 0, 1, allow));
     EXPECT_TRUE(outbox->all_attached());
     EXPECT_EQ(outbox->any_denied(), !allow);
     EXPECT_EQ(inbox->any_denied(), !allow);
@@ -248,17 +246,9 @@ void give_up_while_it_is_read(bool both_give) {
     contexts[me] = &c;
     in[me].assign(kCount, c.rank + 1);
     out[me].assign(2 * kCount, -1);
-    if (both_give) {
-      ops[me] = gather_of(in[me], out[me], 2);
-    } else {
-      ops[me] = std::make_shared<Operation>();
-      ops[me]->collective = Collective::kAllGather;
-      if (c.rank == 0) ops[me]->input.add(in[me].data(), kCount * sizeof(int));
-      ops[me]->input.end_block();
-      ops[me]->output.add(out[me].data(), kCount * sizeof(int));
-      ops[me]->output.end_block();
-      ops[me]->output.end_block();
-    }
+    ops[me] = both_give ? gather_of(in[me], out[me], 2)
+                        : operation_of(Collective::kAllGather, 0, in[me],
+                                       {c.rank == 0 ? kCount : 0}, out[me], {kCount, 0});
     // When rank 1 reads, rank 0 gives up, and its caller reuses its memory.
     if (c.rank == 0) {
       before_read = [&] {
@@ -285,8 +275,7 @@ void give_up_while_it_is_read(bool both_give) {
         auto right = std::count(out[1].begin(), out[1].begin() + kCount, 1);
         EXPECT_EQ(static_cast<size_t>(right), kCount);
       } else {
-        EXPECT_NE(ops[1]->status().message().find("asked to"), std::string::npos)
-            << ops[1]->status().message();
+        EXPECT_TRUE(says(ops[1]->status(), "asked to"));
       }
       over = true;
     }
@@ -349,11 +338,9 @@ TEST(DirectReads, GoOnAfterAShortOne) {
 
 // A presence, and the view that the neighbours have of it.
 struct Bell {
-  std::unique_ptr<intranode::Presence> presence = std::move(intranode::Presence::create().value());
-  std::shared_ptr<intranode::Neighbor> neighbor =
-      std::move(intranode::Neighbor::open(getpid(), presence->token(), presence->presence_fd(),
-                                          presence->doorbell_fd())
-                    .value());
+  std::unique_ptr<intranode::Presence> presence = value_of(intranode::Presence::create());
+  std::shared_ptr<intranode::Neighbor> neighbor = value_of(intranode::Neighbor::open(
+      getpid(), presence->token(), presence->presence_fd(), presence->doorbell_fd()));
   bool rung() const {
     pollfd bell{presence->wait_fd(), POLLIN, 0};
     return poll(&bell, 1, 0) == 1;
@@ -361,14 +348,13 @@ struct Bell {
 };
 
 TEST(Doorbell, IsRungAfterAPushAndAfterAPopIfTheNeighbourSleeps) {
-  auto theirs = std::move(Outbox::create({}, 1).value());
+  auto theirs = value_of(Outbox::create({}, 1));
   theirs->expect(1);
-  auto own = std::move(Outbox::create({}, 1).value());
+  auto own = value_of(Outbox::create({}, 1));
   own->expect(1);
   Bell bell;
   LocalPeers peers(std::move(own));
-  peers.add(1, std::move(Inbox::open(getpid(), theirs->fd(), {}, 0, 1, false).value()),
-            bell.neighbor);
+  peers.add(1, value_of(Inbox::open(getpid(), theirs->fd(), {}, 0, 1, false)), bell.neighbor);
   theirs->publish(Lane::kSums, {});
   for (const char* what : {"nothing", "pop", "push", "nothing"}) {
     bell.presence->announce_sleep();
@@ -432,7 +418,7 @@ TEST(Doorbell, IsRungIfTheSleeperHasNotSeenWhatWasPublished) {
 }
 
 TEST(Presence, IsThatOfTheProcessWithTheToken) {
-  auto presence = std::move(intranode::Presence::create().value());
+  auto presence = value_of(intranode::Presence::create());
   auto open = [&](uint64_t token) {
     return intranode::Neighbor::open(getpid(), token, presence->presence_fd(),
                                      presence->doorbell_fd());
@@ -440,8 +426,7 @@ TEST(Presence, IsThatOfTheProcessWithTheToken) {
   EXPECT_TRUE(open(presence->token()).ok());
   auto another = open(presence->token() + 1);
   ASSERT_FALSE(another.ok());
-  EXPECT_NE(another.status().message().find("is not the rank"), std::string::npos)
-      << another.status().message();
+  EXPECT_TRUE(says(another.status(), "is not the rank"));
 }
 
 TEST(Permissions, OnlyRanksThatReadMemoryAllowIt) {
@@ -454,21 +439,14 @@ TEST(Permissions, OnlyRanksThatReadMemoryAllowIt) {
 }
 
 TEST(Random, NumbersOfAForkedChildAreItsOwn) {
-  uint64_t before = 0, here = 0, there = 0;
+  uint64_t before = 0, here = 0;
   ASSERT_TRUE(draw_number(&before));
-  int ends[2];
-  ASSERT_EQ(pipe(ends), 0);
-  pid_t child = fork();
-  if (child == 0) {
-    bool drawn = draw_number(&there);
-    _exit(drawn && write(ends[1], &there, sizeof there) == sizeof there ? 0 : 1);
-  }
+  Child child([](Child& self) {
+    uint64_t there = 0;
+    if (draw_number(&there)) self.send(there);
+  });
   ASSERT_TRUE(draw_number(&here));
-  ASSERT_EQ(read(ends[0], &there, sizeof there), static_cast<ssize_t>(sizeof there));
-  waitpid(child, nullptr, 0);
-  close(ends[0]);
-  close(ends[1]);
-  EXPECT_NE(here, there);
+  EXPECT_NE(here, child.receive<uint64_t>());
 }
 
 TEST(Random, IsNeverAConstantWithoutGetrandom) {

@@ -244,15 +244,14 @@ RankInfo a_rank_info() {
 // Not with the square of the ranks: a few small values per rank, and the table of all ranks once per host.
 TEST(StartUp, WhatTheStoreServesGrowsWithTheHosts) {
   for (auto [hosts, ranks_per_host] : {std::pair(8, 8), {64, 8}, {8, 64}, {64, 1}}) {
-    auto traffic = count_start_up(hosts, ranks_per_host, a_rank_info());
-    ASSERT_TRUE(traffic.ok()) << traffic.status().message();
+    auto traffic = value_of(count_start_up(hosts, ranks_per_host, a_rank_info()));
     auto ranks = static_cast<uint64_t>(hosts * ranks_per_host), of_hosts = uint64_t(hosts);
     uint64_t info = encode(a_rank_info()).size() + 2 * std::string("host-00").size();
-    EXPECT_LE(traffic.value().values, 5 * ranks + 2 * of_hosts);
-    EXPECT_LE(traffic.value().most_values, ranks + of_hosts);
-    EXPECT_LE(traffic.value().bytes, of_hosts * ranks * info + 4 * ranks * info);
+    EXPECT_LE(traffic.values, 5 * ranks + 2 * of_hosts);
+    EXPECT_LE(traffic.most_values, ranks + of_hosts);
+    EXPECT_LE(traffic.bytes, of_hosts * ranks * info + 4 * ranks * info);
     // Of each host that it has joined, and the count of its first rank.
-    EXPECT_LE(traffic.value().keys_left, 2 * of_hosts + 1);
+    EXPECT_LE(traffic.keys_left, 2 * of_hosts + 1);
   }
 }
 
@@ -266,12 +265,11 @@ std::vector<Rank> ranks_from_0(int count, int step = 1) {
 // served what it would be in a job of no others.
 TEST(StartUp, AFurtherGroupExchangesWhatBelongsToItAlone) {
   for (int step : {1, 8}) {
-    auto of_8 = count_further_group(64, 8, a_rank_info(), ranks_from_0(8, step));
-    ASSERT_TRUE(of_8.ok()) << of_8.status().message();
+    auto of_8 = value_of(count_further_group(64, 8, a_rank_info(), ranks_from_0(8, step)));
     const uint64_t hosts = step == 1 ? 0 : 8;
-    EXPECT_EQ(of_8.value().values, 8u * (8 + hosts));
-    EXPECT_EQ(of_8.value().sets, 8 + 2 * hosts);
-    EXPECT_LE(of_8.value().bytes, 8u * (8 * 40 + 28) + 8 * hosts);
+    EXPECT_EQ(of_8.values, 8u * (8 + hosts));
+    EXPECT_EQ(of_8.sets, 8 + 2 * hosts);
+    EXPECT_LE(of_8.bytes, 8u * (8 * 40 + 28) + 8 * hosts);
   }
   auto first = count_start_up(64, 8, a_rank_info());
   auto all = count_further_group(64, 8, a_rank_info(), ranks_from_0(512));
@@ -281,10 +279,9 @@ TEST(StartUp, AFurtherGroupExchangesWhatBelongsToItAlone) {
 }
 
 TEST(StartUp, InASmallGroupEachRankReadsAValuePerRankAndHost) {
-  auto traffic = count_start_up(2, 4, a_rank_info());
-  ASSERT_TRUE(traffic.ok()) << traffic.status().message();
-  EXPECT_EQ(traffic.value().values, 8u * (8 + 2));
-  EXPECT_EQ(traffic.value().sets,
+  auto traffic = value_of(count_start_up(2, 4, a_rank_info()));
+  EXPECT_EQ(traffic.values, 8u * (8 + 2));
+  EXPECT_EQ(traffic.sets,
             8u + 2 * 2);  // the first rank of each host: that it lives, that it has joined
 }
 

@@ -178,36 +178,41 @@ void await_all(Store& store, int rank, size_t ranks) {
   (void)store.get(lifted, "never");
 }
 
-// Forks a process per rank; before(rank) runs in each before its group is made.
-std::vector<Report> fork_ranks(const std::string& layout, Store& store,
-                               const std::function<void(int)>& before) {
-  auto* reports =
+// A process per rank; before(rank) runs in each before its group is made.
+class ForkedRanks {
+ public:
+  ForkedRanks(const std::string& layout, Store& store, const std::function<void(int)>& before) {
+    const size_t ranks = hosts_of(layout).size();
+    for (size_t r = 0; r < ranks; ++r) {
+      pid_t child = fork();
+      if (child == 0) {
+        alarm(60);
+        uint64_t begun = now_ns();
+        auto rank = static_cast<int>(r);
+        Status status = be_rank(
+            layout, rank, store, [&] { before(rank); }, [&] { await_all(store, rank, ranks); });
+        Report& report = reports_[r];
+        report.seconds = static_cast<double>(now_ns() - begun) * 1e-9;
+        std::strncpy(report.text, status.message().c_str(), sizeof report.text - 1);
+        report.made = status.ok();
+        report.ended = true;
+        _exit(0);
+      }
+      children_.push_back(child);
+    }
+  }
+  ~ForkedRanks() { munmap(reports_, sizeof(Report) * kMostRanks); }
+  std::vector<Report> reports() const {
+    for (pid_t child : children_) waitpid(child, nullptr, 0);
+    return {reports_, reports_ + children_.size()};
+  }
+
+ private:
+  Report* const reports_ =
       static_cast<Report*>(mmap(nullptr, sizeof(Report) * kMostRanks, PROT_READ | PROT_WRITE,
                                 MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-  std::vector<pid_t> children;
-  const size_t ranks = hosts_of(layout).size();
-  for (size_t r = 0; r < ranks; ++r) {
-    pid_t child = fork();
-    if (child == 0) {
-      alarm(60);
-      Report& report = reports[r];
-      uint64_t begun = now_ns();
-      auto rank = static_cast<int>(r);
-      Status status = be_rank(
-          layout, rank, store, [&] { before(rank); }, [&] { await_all(store, rank, ranks); });
-      report.seconds = static_cast<double>(now_ns() - begun) * 1e-9;
-      std::strncpy(report.text, status.message().c_str(), sizeof report.text - 1);
-      report.made = status.ok();
-      report.ended = true;
-      _exit(0);
-    }
-    children.push_back(child);
-  }
-  for (pid_t child : children) waitpid(child, nullptr, 0);
-  std::vector<Report> all(reports, reports + ranks);
-  munmap(reports, sizeof(Report) * kMostRanks);
-  return all;
-}
+  std::vector<pid_t> children_;
+};
 
 // All ranks have a group that works; or none, and all say that it is because of `victim`, at once.
 bool expect_one_mind(const std::vector<Report>& reports, size_t victim, const std::string& what) {
@@ -218,8 +223,7 @@ bool expect_one_mind(const std::vector<Report>& reports, size_t victim, const st
     EXPECT_EQ(report.made, reports[0].made) << what << ": rank " << r << ": " << report.text;
     EXPECT_LT(report.seconds, kAtOnce) << what << ": rank " << r << ": " << report.text;
     if (report.made) continue;
-    EXPECT_NE(std::string(report.text).find(name), std::string::npos)
-        << what << ": rank " << r << ": " << report.text;
+    EXPECT_TRUE(says(report.text, name)) << what << ": rank " << r;
   }
   return reports[0].made;
 }
@@ -255,7 +259,7 @@ void expect_each_failure_is_told(const char* layout, const char* unit, size_t mo
     auto before = [&](int rank) {
       if (rank == 1) limit_to(extra);
     };
-    auto reports = fork_ranks(layout, store, before);
+    auto reports = ForkedRanks(layout, store, before).reports();
     made = expect_one_mind(reports, 1, std::to_string(extra) + unit);
     failures += made ? 0 : 1;
   }
@@ -279,23 +283,12 @@ TEST_P(StartFailure, MemoryThatRunsOutOnOneRankIsToldToAll) {
       [](size_t extra) { return extra < 4 ? extra + 1 : 2 * extra; });
 }
 
-// A flag that forked processes share.
-class Flag {
- public:
-  ~Flag() { munmap(at_, sizeof *at_); }
-  void raise() { *at_ = 1; }
-  bool set() const { return *at_ != 0; }
-
- private:
-  std::atomic<int>* at_ = static_cast<std::atomic<int>*>(
-      mmap(nullptr, sizeof *at_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-};
-
-// Puts a full file system in the place of `directory`, for this process.
-void mount_full(const char* directory, Flag& denied) {
+// Puts a full file system in the place of `directory`, for this process. Says in `store` that it may not.
+void mount_full(const char* directory, Store& store) {
   if (unshare(CLONE_NEWNS) != 0 || mount("", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
       mount("tmpfs", directory, "tmpfs", 0, "size=4096") != 0) {
-    return denied.raise();
+    (void)store.set("denied", {1});
+    return;
   }
   std::ofstream fill(std::string(directory) + "/fill");
   fill << std::string(8192, 'x');
@@ -321,14 +314,22 @@ struct Victim {
   const char* key;  // which it does not set any more
 };
 
+// The groups of all victims are made side by side: most of their time is a wait.
 void expect_the_end_is_told_to_all(const std::vector<Victim>& victims) {
-  for (const Victim& victim : victims) {
+  struct Making {
+    explicit Making(const Victim& victim)
+        : store(shared), ranks(victim.layout, store, [&](int rank) {
+            if (static_cast<size_t>(rank) == victim.rank) store.end_at(victim.key);
+          }) {}
     SharedStore shared;
-    EndingStore store(shared);
-    auto before = [&](int rank) {
-      if (static_cast<size_t>(rank) == victim.rank) store.end_at(victim.key);
-    };
-    auto reports = fork_ranks(victim.layout, store, before);
+    EndingStore store;
+    ForkedRanks ranks;
+  };
+  std::vector<std::unique_ptr<Making>> makings;
+  for (const Victim& victim : victims) makings.push_back(std::make_unique<Making>(victim));
+  for (size_t v = 0; v < victims.size(); ++v) {
+    const Victim& victim = victims[v];
+    auto reports = makings[v]->ranks.reports();
     for (size_t r = 0; r < reports.size(); ++r) {
       const std::string text = reports[r].text;
       const std::string at = std::string(victim.layout) + " " + victim.key + ": " + text;
@@ -336,9 +337,8 @@ void expect_the_end_is_told_to_all(const std::vector<Victim>& victims) {
       if (r == victim.rank) continue;
       EXPECT_FALSE(reports[r].made) << at;
       EXPECT_LT(reports[r].seconds, kAtOnce) << at;
-      std::string name = "rank " + std::to_string(victim.rank) + " (host-";
-      EXPECT_NE(text.find(name), std::string::npos) << at;
-      EXPECT_NE(text.find("ended"), std::string::npos) << at;
+      EXPECT_TRUE(says(text, "rank " + std::to_string(victim.rank) + " (host-")) << at;
+      EXPECT_TRUE(says(text, "ended")) << at;
     }
   }
 }
@@ -374,10 +374,9 @@ TEST(StartFailures, ARankOfAFurtherGroupThatEndsIsNamedByAll) {
 // Nothing of a group lies in /dev/shm.
 TEST(StartFailures, AFullDevShmDoesNoHarm) {
   SharedStore store;
-  Flag denied;
-  auto before = [&](int) { mount_full("/dev/shm", denied); };
-  auto reports = fork_ranks("AAB", store, before);
-  if (denied.set()) GTEST_SKIP() << "this process may not mount";
+  auto before = [&](int) { mount_full("/dev/shm", store); };
+  auto reports = ForkedRanks("AAB", store, before).reports();
+  if (store.has("denied")) GTEST_SKIP() << "this process may not mount";
   for (const Report& report : reports) EXPECT_TRUE(report.made) << report.text;
 }
 
@@ -386,18 +385,16 @@ TEST(StartFailures, AFullDiskUnderTheStoreIsAnErrorAtOnce) {
   char name[] = "/tmp/smddp-store-XXXXXX";
   std::filesystem::path directory = mkdtemp(name);
   FileStore store(directory, std::chrono::seconds(30));
-  Flag denied;
-  auto before = [&](int) { mount_full(directory.c_str(), denied); };
-  auto reports = fork_ranks("AAB", store, before);
+  SharedStore shared;
+  auto before = [&](int) { mount_full(directory.c_str(), shared); };
+  auto reports = ForkedRanks("AAB", store, before).reports();
   std::filesystem::remove_all(directory);
-  if (denied.set()) GTEST_SKIP() << "this process may not mount";
+  if (shared.has("denied")) GTEST_SKIP() << "this process may not mount";
   for (const Report& report : reports) {
     EXPECT_TRUE(report.ended);
     EXPECT_FALSE(report.made);
     EXPECT_LT(report.seconds, kAtOnce);
-    EXPECT_NE(std::string(report.text).find("could not write " + directory.string()),
-              std::string::npos)
-        << report.text;
+    EXPECT_TRUE(says(report.text, "could not write " + directory.string()));
   }
 }
 
@@ -509,14 +506,6 @@ class Awaited {
   RankInfo info_;
 };
 
-TEST(JoinWatch, ARankThatCountsIsWaitedFor) {
-  Awaited awaited(4'000'000'000);
-  Heartbeat heart(awaited.store_, 1, kHeartbeat);
-  ASSERT_TRUE(heart.begin().ok());
-  Status status = awaited.look_for(7);
-  EXPECT_TRUE(status.ok()) << status.message();
-}
-
 // It has made its group between a look for its count and the reading of it.
 TEST(JoinWatch, ARankThatEndsItsCountMeanwhileIsNotWaitedFor) {
   Awaited awaited(4'000'000'000);
@@ -528,22 +517,25 @@ TEST(JoinWatch, ARankThatEndsItsCountMeanwhileIsNotWaitedFor) {
   EXPECT_LT(now_ns() - begun, 2'000'000'000u);
 }
 
-// Its process was not seen to end, as it has no port.
-TEST(JoinWatch, ARankWhoseCountStandsStillIsCalledSilent) {
-  Awaited awaited(4'000'000'000);
-  Heartbeat heart(awaited.store_, 1, std::chrono::milliseconds(0));
-  ASSERT_TRUE(heart.begin().ok());
-  uint64_t begun = now_ns();
-  Status status = awaited.look_for(9);
-  EXPECT_GE(now_ns() - begun, 4'000'000'000u);
-  EXPECT_EQ(status.code(), Code::kPeerLost);
-  EXPECT_TRUE(says(status, "rank 1 (host-B) is lost while group 'test' is made"));
-  EXPECT_TRUE(says(status, "silence_seconds is 4 s"));
-}
-
-TEST(JoinWatch, WithoutALimitOnSilenceItIsWaitedFor) {
-  Awaited awaited(0);
-  EXPECT_TRUE(awaited.look_for(6).ok());
+// One that counts; one whose count stands still, and whose process was not seen to end, as it has no port; the same
+// without a limit on silence.
+TEST(JoinWatch, OnlyARankWhoseCountStandsStillIsCalledSilent) {
+  on_threads(3, [](int which) {
+    const bool counts = which == 0, limited = which < 2;
+    Awaited awaited(limited ? 4'000'000'000 : 0);
+    Heartbeat heart(awaited.store_, 1, counts ? kHeartbeat : std::chrono::milliseconds(0));
+    if (limited) ASSERT_TRUE(heart.begin().ok());
+    uint64_t begun = now_ns();
+    Status status = awaited.look_for(counts || !limited ? 7 : 9);
+    if (counts || !limited) {
+      EXPECT_TRUE(status.ok()) << status.message();
+      return;
+    }
+    EXPECT_GE(now_ns() - begun, 4'000'000'000u);
+    EXPECT_EQ(status.code(), Code::kPeerLost);
+    EXPECT_TRUE(says(status, "rank 1 (host-B) is lost while group 'test' is made"));
+    EXPECT_TRUE(says(status, "silence_seconds is 4 s"));
+  });
 }
 
 // Throws where a rank reads what the others have published.
@@ -576,7 +568,7 @@ TEST_P(StartFailure, AnExceptionOnOneRankIsToldToAll) {
     for (const Status& status : statuses) {
       EXPECT_EQ(status.ok(), !stores[1].thrown()) << at << ": " << status.message();
       if (status.ok()) continue;
-      EXPECT_NE(status.message().find("rank 1 (host-"), std::string::npos) << status.message();
+      EXPECT_TRUE(says(status, "rank 1 (host-"));
       EXPECT_TRUE(says(status, "out of memory"));
     }
   }

@@ -11,6 +11,7 @@
 #include <unordered_map>
 
 #include "group/group.h"
+#include "results.h"
 #include "shuffled_network.h"
 
 namespace smddp {
@@ -21,12 +22,6 @@ inline constexpr bool kSanitized = true;
 #else
 inline constexpr bool kSanitized = false;
 #endif
-
-// Whether the sentence of `status` holds `words`.
-inline testing::AssertionResult says(const Status& status, const std::string& words) {
-  if (status.message().find(words) != std::string::npos) return testing::AssertionSuccess();
-  return testing::AssertionFailure() << "\"" << status.message() << "\" lacks \"" << words << "\"";
-}
 
 // Runs body(rank) on a thread for each of `ranks` ranks.
 inline void on_threads(int ranks, const std::function<void(int)>& body) {
@@ -198,85 +193,17 @@ inline void run_world(const std::string& layout, const std::function<void(RankCo
   run_world(hosts, body, options);
 }
 
-// One tensor per operation, laid out as torch's base forms do.
-template <class Vector>
-std::shared_ptr<Operation> gather_of(const Vector& in, Vector& out, int ranks) {
-  using T = typename Vector::value_type;
-  auto op = std::make_shared<Operation>();
-  op->collective = Collective::kAllGather;
-  op->element_size = sizeof(T);
-  op->digest = in.size();
-  op->input.add(const_cast<T*>(in.data()), in.size() * sizeof(T));
-  op->input.end_block();
-  for (int r = 0; r < ranks; ++r) {
-    op->output.add(out.data() + static_cast<size_t>(r) * in.size(), in.size() * sizeof(T));
-    op->output.end_block();
-  }
-  return op;
+using Sizes = std::vector<size_t>;  // elements, by rank
+inline Sizes equal_sizes(int ranks, size_t size) { return Sizes(static_cast<size_t>(ranks), size); }
+inline Sizes size_of_one(int rank, int ranks, size_t size) {
+  Sizes sizes(static_cast<size_t>(ranks), 0);
+  sizes[static_cast<size_t>(rank)] = size;
+  return sizes;
 }
 
+// Blocks end to end in `data`.
 template <class Vector>
-std::shared_ptr<Operation> scatter_of(const Vector& in, Vector& out, int ranks, Dtype dtype,
-                                      ReduceOp reduce) {
-  using T = typename Vector::value_type;
-  auto op = std::make_shared<Operation>();
-  op->collective = Collective::kReduceScatter;
-  op->dtype = dtype;
-  op->reduce_op = reduce;
-  op->element_size = sizeof(T);
-  op->digest = out.size();
-  for (int r = 0; r < ranks; ++r) {
-    op->input.add(const_cast<T*>(in.data()) + static_cast<size_t>(r) * out.size(),
-                  out.size() * sizeof(T));
-    op->input.end_block();
-  }
-  op->output.add(out.data(), out.size() * sizeof(T));
-  op->output.end_block();
-  return op;
-}
-
-// One block, which is `root`'s; the blocks of the other ranks are empty.
-template <class Vector>
-void fill_one(Blocks& blocks, Vector& data, int root, int ranks) {
-  for (int r = 0; r < ranks; ++r) {
-    if (r == root) blocks.add(data.data(), data.size() * sizeof(typename Vector::value_type));
-    blocks.end_block();
-  }
-}
-
-// From `data` of `root` to that of all ranks.
-template <class Vector>
-std::shared_ptr<Operation> broadcast_of(Vector& data, int root, int ranks) {
-  using T = typename Vector::value_type;
-  auto op = std::make_shared<Operation>();
-  op->collective = Collective::kBroadcast;
-  op->element_size = sizeof(T);
-  op->digest = data.size() * static_cast<size_t>(ranks) + static_cast<size_t>(root);
-  op->input.end_block();
-  fill_one(op->output, data, root, ranks);
-  return op;
-}
-
-// From `data` of all ranks to that of `root`.
-template <class Vector>
-std::shared_ptr<Operation> reduce_of(Vector& data, int root, int rank, int ranks, Dtype dtype,
-                                     ReduceOp reduce) {
-  using T = typename Vector::value_type;
-  auto op = std::make_shared<Operation>();
-  op->collective = Collective::kReduce;
-  op->dtype = dtype;
-  op->reduce_op = reduce;
-  op->element_size = sizeof(T);
-  op->digest = data.size() * static_cast<size_t>(ranks) + static_cast<size_t>(root);
-  fill_one(op->input, data, root, ranks);
-  if (rank == root) op->output.add(data.data(), data.size() * sizeof(T));
-  op->output.end_block();
-  return op;
-}
-
-// Blocks end to end in `data`, of `sizes` elements by rank.
-template <class Vector>
-void fill_blocks(Blocks& blocks, const Vector& data, const std::vector<size_t>& sizes) {
+void fill_blocks(Blocks& blocks, const Vector& data, const Sizes& sizes) {
   using T = typename Vector::value_type;
   size_t at = 0;
   for (size_t size : sizes) {
@@ -286,37 +213,72 @@ void fill_blocks(Blocks& blocks, const Vector& data, const std::vector<size_t>& 
   }
 }
 
-// An all-to-all of `out_sizes[r]` elements to rank r and `in_sizes[r]` of it; with `root`, a gather or a scatter.
+// One tensor per operation, laid out as torch's base forms do.
 template <class Vector>
-std::shared_ptr<Operation> exchange_of(Collective collective, const Vector& data,
-                                       const std::vector<size_t>& out_sizes, const Vector& result,
-                                       const std::vector<size_t>& in_sizes, Rank root = 0) {
+std::shared_ptr<Operation> operation_of(Collective collective, uint64_t digest, const Vector& in,
+                                        const Sizes& in_sizes, const Vector& out,
+                                        const Sizes& out_sizes, Dtype dtype = Dtype::kBytes,
+                                        ReduceOp reduce = ReduceOp::kNone) {
   auto op = std::make_shared<Operation>();
   op->collective = collective;
+  op->dtype = dtype;
+  op->reduce_op = reduce;
   op->element_size = sizeof(typename Vector::value_type);
-  op->root = root;
-  op->digest = static_cast<uint64_t>(root);
-  fill_blocks(op->input, data, out_sizes);
-  fill_blocks(op->output, result, in_sizes);
+  op->digest = digest;
+  fill_blocks(op->input, in, in_sizes);
+  fill_blocks(op->output, out, out_sizes);
   return op;
 }
 
 template <class Vector>
+std::shared_ptr<Operation> gather_of(const Vector& in, Vector& out, int ranks) {
+  return operation_of(Collective::kAllGather, in.size(), in, {in.size()}, out,
+                      equal_sizes(ranks, in.size()));
+}
+
+template <class Vector>
+std::shared_ptr<Operation> scatter_of(const Vector& in, Vector& out, int ranks, Dtype dtype,
+                                      ReduceOp reduce) {
+  return operation_of(Collective::kReduceScatter, out.size(), in, equal_sizes(ranks, out.size()),
+                      out, {out.size()}, dtype, reduce);
+}
+
+template <class Vector>
 std::shared_ptr<Operation> all_reduce_of(Vector& data, int ranks, Dtype dtype, ReduceOp reduce) {
-  using T = typename Vector::value_type;
-  auto op = std::make_shared<Operation>();
-  op->collective = Collective::kAllReduce;
-  op->dtype = dtype;
-  op->reduce_op = reduce;
-  op->element_size = sizeof(T);
-  op->digest = data.size();
-  for (int r = 0; r < ranks; ++r) {
-    size_t from = data.size() * static_cast<size_t>(r) / static_cast<size_t>(ranks);
-    size_t to = data.size() * static_cast<size_t>(r + 1) / static_cast<size_t>(ranks);
-    op->input.add(data.data() + from, (to - from) * sizeof(T));
-    op->input.end_block();
-  }
-  op->output = op->input;
+  Sizes parts;
+  for (size_t r = 0, n = static_cast<size_t>(ranks); r < n; ++r)
+    parts.push_back(data.size() * (r + 1) / n - data.size() * r / n);
+  return operation_of(Collective::kAllReduce, data.size(), data, parts, data, parts, dtype, reduce);
+}
+
+inline uint64_t digest_of_root(size_t size, int root, int ranks) {
+  return size * static_cast<size_t>(ranks) + static_cast<size_t>(root);
+}
+
+// From `data` of `root` to that of all ranks.
+template <class Vector>
+std::shared_ptr<Operation> broadcast_of(Vector& data, int root, int ranks) {
+  return operation_of(Collective::kBroadcast, digest_of_root(data.size(), root, ranks), data, {0},
+                      data, size_of_one(root, ranks, data.size()));
+}
+
+// From `data` of all ranks to that of `root`.
+template <class Vector>
+std::shared_ptr<Operation> reduce_of(Vector& data, int root, int rank, int ranks, Dtype dtype,
+                                     ReduceOp reduce) {
+  return operation_of(Collective::kReduce, digest_of_root(data.size(), root, ranks), data,
+                      size_of_one(root, ranks, data.size()), data, {rank == root ? data.size() : 0},
+                      dtype, reduce);
+}
+
+// An all-to-all of `out_sizes[r]` elements to rank r and `in_sizes[r]` of it; with `root`, a gather or a scatter.
+template <class Vector>
+std::shared_ptr<Operation> exchange_of(Collective collective, const Vector& data,
+                                       const Sizes& out_sizes, const Vector& result,
+                                       const Sizes& in_sizes, Rank root = 0) {
+  auto op =
+      operation_of(collective, static_cast<uint64_t>(root), data, out_sizes, result, in_sizes);
+  op->root = root;
   return op;
 }
 

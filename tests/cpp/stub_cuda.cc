@@ -12,6 +12,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "device/cuda_api.h"
@@ -66,85 +67,108 @@ CUresult must_be_relaxed() {
   return 900;  // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
 }
 
-CUresult init(unsigned) { return kSuccess; }
-CUresult error_name(CUresult error, const char** name) {
-  *name = error == kInvalidValue ? "CUDA_ERROR_INVALID_VALUE" : "CUDA_ERROR_OF_THE_STUB";
+// Counts the calls of a function.
+template <auto kFunction>
+struct Counted;
+template <class... A, CUresult (*kFunction)(A...)>
+struct Counted<kFunction> {
+  static inline std::atomic<int> calls{0};
+  static CUresult call(A... arguments) {
+    ++calls;
+    return kFunction(arguments...);
+  }
+};
+
+struct Entry {
+  void* function;
+  std::atomic<int>* calls;
+};
+std::map<std::string, Entry>& entries() {
+  static std::map<std::string, Entry> all;
+  return all;
+}
+template <auto kGiven, class F>
+bool add(const char* name, F right) {
+  right = &Counted<kGiven>::call;  // has the right type
+  entries()[name] = {reinterpret_cast<void*>(right), &Counted<kGiven>::calls};
+  return true;
+}
+// Defines a function of the driver. Its type is that which Api has of it.
+#define DRIVER(name, ...)                                                         \
+  CUresult stub_##name(__VA_ARGS__);                                              \
+  const bool has_##name = add<&stub_##name>(#name, decltype(Api::name)(nullptr)); \
+  CUresult stub_##name(__VA_ARGS__)
+
+template <class T>
+CUresult put(T* to, std::type_identity_t<T> value) {
+  *to = value;
   return kSuccess;
 }
-CUresult error_string(CUresult, const char** text) {
-  *text = "error text of the stub";
-  return kSuccess;
+
+DRIVER(cuInit, unsigned) { return kSuccess; }
+DRIVER(cuGetErrorName, CUresult error, const char** name) {
+  return put(name, error == kInvalidValue ? "CUDA_ERROR_INVALID_VALUE" : "CUDA_ERROR_OF_THE_STUB");
 }
-CUresult driver_version(int* version) {
-  *version = kVersion;
-  return kSuccess;
+DRIVER(cuGetErrorString, CUresult, const char** text) {
+  return put(text, "error text of the stub");
 }
-CUresult device_count(int* count) {
-  *count = 1;
-  return kSuccess;
-}
-CUresult can_access(int* can, CUdevice, CUdevice) {
-  *can = 1;
-  return kSuccess;
-}
-CUresult device_get(CUdevice* device, int ordinal) {
+DRIVER(cuDriverGetVersion, int* version) { return put(version, kVersion); }
+DRIVER(cuDeviceGetCount, int* count) { return put(count, 1); }
+DRIVER(cuDeviceCanAccessPeer, int* can, CUdevice, CUdevice) { return put(can, 1); }
+DRIVER(cuDeviceGet, CUdevice* device, int ordinal) {
   *device = ordinal;
   return ordinal == 0 ? kSuccess : 101;
 }
-CUresult device_name(char* name, int bytes, CUdevice) {
+DRIVER(cuDeviceGetName, char* name, int bytes, CUdevice) {
   std::strncpy(name, "stub", static_cast<size_t>(bytes));
   return kSuccess;
 }
-CUresult device_uuid(CUuuid* uuid, CUdevice) {
+DRIVER(cuDeviceGetUuid, CUuuid* uuid, CUdevice) {
   std::memset(uuid, 7, sizeof *uuid);
   return kSuccess;
 }
-CUresult device_attribute(int* value, int which, CUdevice) {
-  *value = which == kMultiprocessorCount ? 6 : 1;
-  return kSuccess;
+DRIVER(cuDeviceGetAttribute, int* value, int which, CUdevice) {
+  return put(value, which == kMultiprocessorCount ? 6 : 1);
 }
-CUresult retain(CUcontext* context, CUdevice) {
+DRIVER(cuDevicePrimaryCtxRetain, CUcontext* context, CUdevice) {
   static auto* all = new std::vector<HostDevice*>();
   std::lock_guard lock(mutex);
   all->push_back(new HostDevice());
   *context = reinterpret_cast<CUcontext>(all->back());
   return kSuccess;
 }
-CUresult release(CUdevice) { return kSuccess; }
-CUresult push(CUcontext context) {
+DRIVER(cuDevicePrimaryCtxRelease, CUdevice) { return kSuccess; }
+DRIVER(cuCtxPushCurrent, CUcontext context) {
   if (context == nullptr) return kInvalidContext;
   current.push_back(reinterpret_cast<HostDevice*>(context));
   return kSuccess;
 }
-CUresult pop(CUcontext*) {
+DRIVER(cuCtxPopCurrent, CUcontext*) {
   current.pop_back();
   return kSuccess;
 }
-CUresult context_synchronize() { return must_be_relaxed(); }
-CUresult priority_range(int* least, int* greatest) {
+DRIVER(cuCtxSynchronize) { return must_be_relaxed(); }
+DRIVER(cuCtxGetStreamPriorityRange, int* least, int* greatest) {
   *least = 0;
   *greatest = kHighestPriority;
   return inside() ? kSuccess : kInvalidContext;
 }
-CUresult stream_create(CUstream* stream, unsigned flags, int priority) {
+DRIVER(cuStreamCreateWithPriority, CUstream* stream, unsigned flags, int priority) {
   if (!inside() || flags != kStreamNonBlocking || priority != kHighestPriority)
     return kInvalidContext;
   *stream = static_cast<CUstream>(host().create_stream().value());
   return kSuccess;
 }
-CUresult stream_destroy(CUstream stream) {
+DRIVER(cuStreamDestroy, CUstream stream) {
   host().destroy_stream(stream);
   return kSuccess;
 }
-CUresult stream_synchronize(CUstream stream) {
+DRIVER(cuStreamSynchronize, CUstream stream) {
   if (must_be_relaxed() != kSuccess) return 900;
   return result(host().synchronize(stream));
 }
-CUresult is_capturing(CUstream, int* state) {
-  *state = kCaptureNone;
-  return kSuccess;
-}
-CUresult wait_event(CUstream stream, CUevent event, unsigned flags) {
+DRIVER(cuStreamIsCapturing, CUstream, int* state) { return put(state, kCaptureNone); }
+DRIVER(cuStreamWaitEvent, CUstream stream, CUevent event, unsigned flags) {
   return flags == 0 && inside() ? result(host().wait(stream, event)) : kInvalidValue;
 }
 bool is_pinned(CUdeviceptr at) {
@@ -159,8 +183,8 @@ bool is_on_gpu(CUdeviceptr at) {
   CUdeviceptr base = 0;
   return find(at, &base) != nullptr;
 }
-CUresult batch(CUstream stream, unsigned count, CUstreamBatchMemOpParams* operations,
-               unsigned flags) {
+DRIVER(cuStreamBatchMemOp, CUstream stream, unsigned count, CUstreamBatchMemOpParams* operations,
+       unsigned flags) {
   if (count == 0 || count >= 256 || flags != 0 || !inside()) return kInvalidValue;
   std::vector<FlagStep> steps;
   for (const CUstreamBatchMemOpParams& o : std::span(operations, count)) {
@@ -174,34 +198,34 @@ CUresult batch(CUstream stream, unsigned count, CUstreamBatchMemOpParams* operat
   }
   return result(host().flags(stream, steps));
 }
-CUresult exchange_mode(int* mode) {
+DRIVER(cuThreadExchangeStreamCaptureMode, int* mode) {
   std::swap(*mode, capture_mode);
   return kSuccess;
 }
-CUresult event_create(CUevent* event, unsigned flags) {
+DRIVER(cuEventCreate, CUevent* event, unsigned flags) {
   if (flags != kEventDisableTiming) return kInvalidValue;
   *event = static_cast<CUevent>(host().create_event().value());
   return kSuccess;
 }
-CUresult event_destroy(CUevent event) {
+DRIVER(cuEventDestroy, CUevent event) {
   host().destroy_event(event);
   return kSuccess;
 }
-CUresult event_record(CUevent event, CUstream stream) {
+DRIVER(cuEventRecord, CUevent event, CUstream stream) {
   return result(host().record(event, stream));
 }
-CUresult event_query(CUevent event) {
+DRIVER(cuEventQuery, CUevent event) {
   if (must_be_relaxed() != kSuccess) return 900;
   return host().done(event).value() ? kSuccess : kNotReady;
 }
-CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+DRIVER(cuMemcpyAsync, CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
   return result(
       host().copy(stream, reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes));
 }
 // As drivers of CUDA 12.8 and newer have it.
-CUresult copy_batch(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t count,
-                    CUmemcpyAttributes* attributes, size_t* firsts, size_t attributes_count,
-                    size_t* failed, CUstream stream) {
+DRIVER(cuMemcpyBatchAsync, CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t count,
+       CUmemcpyAttributes* attributes, size_t* firsts, size_t attributes_count, size_t* failed,
+       CUstream stream) {
   bool right = inside() && count > 0 && attributes_count == 1 && firsts[0] == 0 &&
                failed != nullptr && stream != nullptr &&
                attributes->source_order == kInStreamOrder && attributes->flags <= kBesideCompute;
@@ -214,41 +238,40 @@ CUresult copy_batch(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t co
   }
   return result(host().copies(stream, all));
 }
-CUresult host_function(CUstream stream, void (*function)(void*), void* argument) {
+DRIVER(cuLaunchHostFunc, CUstream stream, void (*function)(void*), void* argument) {
   return result(host().call(stream, function, argument));
 }
-CUresult mem_alloc(CUdeviceptr* at, size_t bytes) {
+DRIVER(cuMemAlloc, CUdeviceptr* at, size_t bytes) {
   if (must_be_relaxed() != kSuccess) return 900;
   *at = reinterpret_cast<CUdeviceptr>(stub_allocate(bytes, 0, nullptr));
   return inside() ? kSuccess : kInvalidContext;
 }
-CUresult mem_free(CUdeviceptr at) {
+DRIVER(cuMemFree, CUdeviceptr at) {
   if (must_be_relaxed() != kSuccess) return 900;
   stub_free(reinterpret_cast<void*>(at));
   return inside() ? kSuccess : kInvalidContext;
 }
-CUresult host_register(void* address, size_t bytes, unsigned flags) {
+DRIVER(cuMemHostRegister, void* address, size_t bytes, unsigned flags) {
   if (flags != (kRegisterPortable | kRegisterMapped) || bytes % 4096 != 0) return kInvalidValue;
   std::lock_guard lock(mutex);
   return pinned.emplace(address, bytes).second ? kSuccess : 712;
 }
-CUresult host_unregister(void* address) {
+DRIVER(cuMemHostUnregister, void* address) {
   if (must_be_relaxed() != kSuccess) return 900;
   std::lock_guard lock(mutex);
   return pinned.erase(address) == 1 ? kSuccess : kInvalidValue;
 }
-CUresult host_pointer(CUdeviceptr* here, void* address, unsigned) {
-  *here = reinterpret_cast<CUdeviceptr>(address);
-  return kSuccess;
+DRIVER(cuMemHostGetDevicePointer, CUdeviceptr* here, void* address, unsigned) {
+  return put(here, reinterpret_cast<CUdeviceptr>(address));
 }
-CUresult address_range(CUdeviceptr* base, size_t* bytes, CUdeviceptr at) {
+DRIVER(cuMemGetAddressRange, CUdeviceptr* base, size_t* bytes, CUdeviceptr at) {
   std::lock_guard lock(mutex);
   const Memory* m = find(at, base);
   if (m == nullptr) return kInvalidValue;
   *bytes = m->bytes;
   return kSuccess;
 }
-CUresult pointer_attribute(void* to, int which, CUdeviceptr at) {
+DRIVER(cuPointerGetAttribute, void* to, int which, CUdeviceptr at) {
   std::lock_guard lock(mutex);
   CUdeviceptr base = 0;
   const Memory* m = find(at, &base);
@@ -267,7 +290,7 @@ struct Handle {
   size_t bytes;
 };
 
-CUresult ipc_get(CUipcMemHandle* handle, CUdeviceptr at) {
+DRIVER(cuIpcGetMemHandle, CUipcMemHandle* handle, CUdeviceptr at) {
   std::lock_guard lock(mutex);
   CUdeviceptr base = 0;
   const Memory* m = find(at, &base);
@@ -276,7 +299,7 @@ CUresult ipc_get(CUipcMemHandle* handle, CUdeviceptr at) {
   std::memcpy(handle->reserved, &h, sizeof h);
   return kSuccess;
 }
-CUresult ipc_open(CUdeviceptr* base, CUipcMemHandle handle, unsigned flags) {
+DRIVER(cuIpcOpenMemHandle, CUdeviceptr* base, CUipcMemHandle handle, unsigned flags) {
   Handle h;
   std::memcpy(&h, handle.reserved, sizeof h);
   if (flags != kLazyPeerAccess || capture_mode != kCaptureRelaxed) return kInvalidValue;
@@ -290,7 +313,7 @@ CUresult ipc_open(CUdeviceptr* base, CUipcMemHandle handle, unsigned flags) {
   mapped[*base] = h.bytes;
   return kSuccess;
 }
-CUresult ipc_close(CUdeviceptr base) {
+DRIVER(cuIpcCloseMemHandle, CUdeviceptr base) {
   std::lock_guard lock(mutex);
   auto found = mapped.find(base);
   if (found == mapped.end()) return kInvalidValue;
@@ -298,7 +321,7 @@ CUresult ipc_close(CUdeviceptr base) {
   mapped.erase(found);
   return kSuccess;
 }
-CUresult retain_handle(CUmemGenericAllocationHandle* handle, void* at) {
+DRIVER(cuMemRetainAllocationHandle, CUmemGenericAllocationHandle* handle, void* at) {
   std::lock_guard lock(mutex);
   CUdeviceptr base = 0;
   const Memory* m = find(reinterpret_cast<CUdeviceptr>(at), &base);
@@ -306,8 +329,8 @@ CUresult retain_handle(CUmemGenericAllocationHandle* handle, void* at) {
   *handle = static_cast<CUmemGenericAllocationHandle>(dup(m->descriptor));
   return kSuccess;
 }
-CUresult export_handle(void* to, CUmemGenericAllocationHandle handle, int type,
-                       unsigned long long) {
+DRIVER(cuMemExportToShareableHandle, void* to, CUmemGenericAllocationHandle handle, int type,
+       unsigned long long) {
   int descriptor = dup(static_cast<int>(handle));
   if (type == kFabricHandle) {
     Handle h{getpid(), descriptor, 0};
@@ -318,57 +341,60 @@ CUresult export_handle(void* to, CUmemGenericAllocationHandle handle, int type,
   std::memcpy(to, &descriptor, sizeof descriptor);
   return type == kPosixDescriptor ? kSuccess : kInvalidValue;
 }
-CUresult import_handle(CUmemGenericAllocationHandle* handle, void* shared, int type) {
+DRIVER(cuMemImportFromShareableHandle, CUmemGenericAllocationHandle* handle, void* shared,
+       int type) {
   Handle h{0, static_cast<int>(reinterpret_cast<intptr_t>(shared)), 0};
   if (type == kFabricHandle) std::memcpy(&h, shared, sizeof h);
   *handle = static_cast<CUmemGenericAllocationHandle>(dup(h.descriptor));
   return type == kPosixDescriptor || type == kFabricHandle ? kSuccess : kInvalidValue;
 }
-CUresult release_handle(CUmemGenericAllocationHandle handle) {
+DRIVER(cuMemRelease, CUmemGenericAllocationHandle handle) {
   return close(static_cast<int>(handle)) == 0 ? kSuccess : kInvalidValue;
 }
-CUresult reserve(CUdeviceptr* base, size_t bytes, size_t, CUdeviceptr, unsigned long long) {
+DRIVER(cuMemAddressReserve, CUdeviceptr* base, size_t bytes, size_t, CUdeviceptr,
+       unsigned long long) {
   void* at = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   *base = reinterpret_cast<CUdeviceptr>(at);
   return at != MAP_FAILED ? kSuccess : 2;
 }
-CUresult unreserve(CUdeviceptr base, size_t bytes) {
+DRIVER(cuMemAddressFree, CUdeviceptr base, size_t bytes) {
   return munmap(reinterpret_cast<void*>(base), bytes) == 0 ? kSuccess : kInvalidValue;
 }
-CUresult map(CUdeviceptr base, size_t bytes, size_t, CUmemGenericAllocationHandle handle,
-             unsigned long long) {
+DRIVER(cuMemMap, CUdeviceptr base, size_t bytes, size_t, CUmemGenericAllocationHandle handle,
+       unsigned long long) {
   void* at = mmap(reinterpret_cast<void*>(base), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED,
                   static_cast<int>(handle), 0);
   std::lock_guard lock(mutex);
   mapped[base] = bytes;
   return at != MAP_FAILED ? kSuccess : kInvalidValue;
 }
-CUresult unmap(CUdeviceptr base, size_t) {
+DRIVER(cuMemUnmap, CUdeviceptr base, size_t) {
   std::lock_guard lock(mutex);
   return mapped.erase(base) == 1 ? kSuccess : kInvalidValue;
 }
-CUresult set_access(CUdeviceptr base, size_t bytes, const CUmemAccessDesc* access, size_t count) {
+DRIVER(cuMemSetAccess, CUdeviceptr base, size_t bytes, const CUmemAccessDesc* access,
+       size_t count) {
   if (count != 1 || access->location.type != kLocationDevice || access->flags != kReadWrite)
     return kInvalidValue;
   return mprotect(reinterpret_cast<void*>(base), bytes, PROT_READ | PROT_WRITE) == 0
              ? kSuccess
              : kInvalidValue;
 }
-CUresult load_module(CUmodule* module, const void* image) {
+DRIVER(cuModuleLoadData, CUmodule* module, const void* image) {
   *module = reinterpret_cast<CUmodule>(32);
   return image != nullptr && inside() ? kSuccess : 209;
 }
-CUresult unload_module(CUmodule) { return kSuccess; }
-CUresult get_function(CUfunction* function, CUmodule module, const char* name) {
+DRIVER(cuModuleUnload, CUmodule) { return kSuccess; }
+DRIVER(cuModuleGetFunction, CUfunction* function, CUmodule module, const char* name) {
   static std::set<std::string> names;
   std::lock_guard lock(mutex);
   const std::string& kept = *names.emplace(name).first;
   *function = reinterpret_cast<CUfunction>(const_cast<std::string*>(&kept));
   return module == reinterpret_cast<CUmodule>(32) ? kSuccess : kNotFound;
 }
-CUresult launch(CUfunction function, unsigned x, unsigned y, unsigned z, unsigned threads,
-                unsigned ty, unsigned tz, unsigned shared, CUstream stream, void** parameters,
-                void** extra) {
+DRIVER(cuLaunchKernel, CUfunction function, unsigned x, unsigned y, unsigned z, unsigned threads,
+       unsigned ty, unsigned tz, unsigned shared, CUstream stream, void** parameters,
+       void** extra) {
   kernels::Reduction r;
   std::memcpy(&r, parameters[0], sizeof r);
   bool right = y * z * ty * tz == 1 && shared == 0 && extra == nullptr && threads == 1024 &&
@@ -377,86 +403,6 @@ CUresult launch(CUfunction function, unsigned x, unsigned y, unsigned z, unsigne
   r.blocks = static_cast<int>(x);
   return right ? result(host().reduce(stream, r)) : kInvalidValue;
 }
-
-// Counts the calls of a function.
-template <auto kFunction>
-struct Counted;
-template <class... A, CUresult (*kFunction)(A...)>
-struct Counted<kFunction> {
-  static inline std::atomic<int> calls{0};
-  static CUresult call(A... arguments) {
-    ++calls;
-    return kFunction(arguments...);
-  }
-};
-
-struct Entry {
-  const char* name;
-  void* function;
-  std::atomic<int>& calls;
-};
-template <auto kGiven, class F>
-Entry entry(const char* name, F right) {
-  right = &Counted<kGiven>::call;  // has the right type
-  return {name, reinterpret_cast<void*>(right), Counted<kGiven>::calls};
-}
-#define ENTRY(name, given) entry<&given>(#name, decltype(Api::name)(nullptr))
-
-const Entry kEntries[] = {
-    ENTRY(cuInit, init),
-    ENTRY(cuGetErrorName, error_name),
-    ENTRY(cuGetErrorString, error_string),
-    ENTRY(cuDriverGetVersion, driver_version),
-    ENTRY(cuDeviceGetCount, device_count),
-    ENTRY(cuDeviceGet, device_get),
-    ENTRY(cuDeviceCanAccessPeer, can_access),
-    ENTRY(cuDeviceGetName, device_name),
-    ENTRY(cuDeviceGetUuid, device_uuid),
-    ENTRY(cuDeviceGetAttribute, device_attribute),
-    ENTRY(cuDevicePrimaryCtxRetain, retain),
-    ENTRY(cuDevicePrimaryCtxRelease, release),
-    ENTRY(cuCtxPushCurrent, push),
-    ENTRY(cuCtxPopCurrent, pop),
-    ENTRY(cuCtxSynchronize, context_synchronize),
-    ENTRY(cuCtxGetStreamPriorityRange, priority_range),
-    ENTRY(cuStreamCreateWithPriority, stream_create),
-    ENTRY(cuStreamDestroy, stream_destroy),
-    ENTRY(cuStreamSynchronize, stream_synchronize),
-    ENTRY(cuStreamIsCapturing, is_capturing),
-    ENTRY(cuStreamWaitEvent, wait_event),
-    ENTRY(cuStreamBatchMemOp, batch),
-    ENTRY(cuThreadExchangeStreamCaptureMode, exchange_mode),
-    ENTRY(cuEventCreate, event_create),
-    ENTRY(cuEventDestroy, event_destroy),
-    ENTRY(cuEventRecord, event_record),
-    ENTRY(cuEventQuery, event_query),
-    ENTRY(cuMemcpyAsync, copy),
-    ENTRY(cuMemcpyBatchAsync, copy_batch),
-    ENTRY(cuLaunchHostFunc, host_function),
-    ENTRY(cuMemAlloc, mem_alloc),
-    ENTRY(cuMemFree, mem_free),
-    ENTRY(cuMemHostRegister, host_register),
-    ENTRY(cuMemHostUnregister, host_unregister),
-    ENTRY(cuMemHostGetDevicePointer, host_pointer),
-    ENTRY(cuMemGetAddressRange, address_range),
-    ENTRY(cuPointerGetAttribute, pointer_attribute),
-    ENTRY(cuIpcGetMemHandle, ipc_get),
-    ENTRY(cuIpcOpenMemHandle, ipc_open),
-    ENTRY(cuIpcCloseMemHandle, ipc_close),
-    ENTRY(cuMemRetainAllocationHandle, retain_handle),
-    ENTRY(cuMemExportToShareableHandle, export_handle),
-    ENTRY(cuMemImportFromShareableHandle, import_handle),
-    ENTRY(cuMemRelease, release_handle),
-    ENTRY(cuMemAddressReserve, reserve),
-    ENTRY(cuMemAddressFree, unreserve),
-    ENTRY(cuMemMap, map),
-    ENTRY(cuMemUnmap, unmap),
-    ENTRY(cuMemSetAccess, set_access),
-    ENTRY(cuModuleLoadData, load_module),
-    ENTRY(cuModuleUnload, unload_module),
-    ENTRY(cuModuleGetFunction, get_function),
-    ENTRY(cuLaunchKernel, launch),
-};
 
 }  // namespace
 }  // namespace smddp::device::cuda
@@ -470,13 +416,10 @@ STUB CUresult cuGetProcAddress_v2(const char* name, void** function, int version
   bool newer = std::string(name) == "cuMemcpyBatchAsync";
   if (version != (newer ? kNewerVersion : kVersion)) return kInvalidValue;
   if (newer && older) return kNotFound;
-  for (const Entry& e : kEntries) {
-    if (std::string(e.name) != name) continue;
-    *found = 0;
-    *function = e.function;
-    return kSuccess;
-  }
-  return kNotFound;
+  auto entry = entries().find(name);
+  if (entry == entries().end()) return kNotFound;
+  *found = 0;
+  return put(function, entry->second.function);
 }
 
 // Allocates memory as torch's allocators do. Kind 0: as cudaMalloc(). Kind 1: as an expandable segment.
@@ -503,12 +446,7 @@ STUB void stub_free(void* at) {
   memory.erase(found);
 }
 // The number of calls of the driver's function `name`.
-STUB int stub_calls(const char* name) {
-  for (const Entry& e : kEntries) {
-    if (std::string(e.name) == name) return e.calls;
-  }
-  return -1;
-}
+STUB int stub_calls(const char* name) { return *entries().at(name).calls; }
 // A driver older than CUDA 12.8, for those that load it from now on; one that refuses batches of copies.
 STUB void stub_be_older(bool yes) { older = yes; }
 STUB void stub_refuse_batches(bool yes) { no_batches = yes; }
