@@ -95,6 +95,12 @@ def _convert(
         if other_way or one_by_one or not _direct(init, params, True):
             return theirs(params, *args, **kwargs)
         init._ensure_availability_of_partitioned_params(params)
+        for param in params:
+            if param.ds_status is not type(param.ds_status).NOT_AVAILABLE:
+                raise RuntimeError(
+                    "smddp: a parameter is to be gathered that was not released: "
+                    f"{param.ds_summary()}"
+                )
         return _start(init, params, hpz=True)
 
     param.all_gather_coalesced = all_gather_coalesced

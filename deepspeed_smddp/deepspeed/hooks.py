@@ -232,8 +232,16 @@ def _install(for_zero3: bool = False) -> None:
     import deepspeed
 
     for feature in (gather, reduce, overlap):
-        if source.known(feature.FEATURE):
+        if not source.known(feature.FEATURE):
+            continue
+        try:
             feature.install(deepspeed)
+        except Exception as error:
+            warn_once(
+                f"install {feature.FEATURE}",
+                f"smddp: ZeRO-3 runs without smddp's own way to {feature.FEATURE}, as it could not "
+                f"be installed: {error}",
+            )
 
 
 def _offload_activations(module: Any) -> None:

@@ -148,4 +148,16 @@ def verify(engine: Any) -> Sharding | None:
                 f"{KEY} is {sharding.degree}, but the parameter {name} is partitioned over {count} "
                 "ranks; give zero.Init the same DeepSpeed config as deepspeed.initialize"
             )
+    if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
+        held = sum(p.partition_numel() for group in optimizer.fp16_groups for p in group)
+        if (
+            not isinstance(optimizer, ShardedStage3)
+            or optimizer.dp_process_group is not sharding.shard_group
+            or optimizer.partition_count != sharding.degree
+            or optimizer.grad_partitions_flat_buffer.numel() != held
+        ):
+            raise SmddpConfigError(
+                f"{KEY} is {sharding.degree}, but this engine's {type(optimizer).__name__} does "
+                "not shard its state by it; set the degree to 0"
+            )
     return sharding
