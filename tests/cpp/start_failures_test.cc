@@ -461,8 +461,8 @@ TEST_P(StartFailure, AStoreThatDiesAtAnyRequestIsAnErrorAtOnce) {
       // The cause can't be told through the store: a rank may only see that another one is gone.
       bool of_store = status.message().find("the rendezvous store failed") != std::string::npos;
       bool of_rank = status.message().find("shared segment of a rank") != std::string::npos ||
-                     status.message().find("doorbell of a rank") != std::string::npos ||
-                     status.message().find("that rank has ended") != std::string::npos;
+                     status.message().find("notification pipe of a rank") != std::string::npos ||
+                     status.message().find("has ended") != std::string::npos;
       EXPECT_TRUE(status.ok() || of_store || of_rank) << requests << ": " << status.message();
     }
   }
