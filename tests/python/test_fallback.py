@@ -121,6 +121,21 @@ def test_fallback_operations_work_and_are_counted(worlds: Pool, layout: str, nam
             assert {"collective", "path", "calls", "bytes", "seconds", "wait_seconds"} <= set(row)
 
 
+def premultiplied_sum(ctx: Context) -> None:
+    """NCCL alone has it: the right result, or a refusal."""
+    t = torch.full((5,), 1.0)
+    try:
+        dist.all_reduce(t, op=torch._C._distributed_c10d._make_nccl_premul_sum(2.0))
+    except (RuntimeError, ValueError, NotImplementedError):
+        return
+    assert torch.equal(t, torch.full((5,), 2.0 * ctx.size))
+
+
+@pytest.mark.parametrize("layout", ["AAA", "AAB"])
+def test_a_premultiplied_sum_is_right_or_refused(worlds: Pool, layout: str) -> None:
+    worlds(layout).run(premultiplied_sum)
+
+
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("layout", ["AAA", "AAB"])
 def test_what_smddp_carries_out_itself(worlds: Pool, layout: str, name: str) -> None:

@@ -453,6 +453,20 @@ def test_the_allocator_without_autoload() -> None:
     run_with_allocator(program, SMDDP_AUTOLOAD="0")
 
 
+def test_workers_of_a_data_loader_with_everything_shared() -> None:
+    program = """
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+    data = TensorDataset(torch.arange(200_000).view(200, 1000), torch.arange(200))
+    for context in ("fork", "spawn"):
+        loader = DataLoader(data, batch_size=50, num_workers=2, multiprocessing_context=context)
+        if __name__ == "__main__":
+            total = sum(x.sum().item() for x, _ in loader)
+            assert total == sum(range(200_000)), total
+    """
+    run_with_allocator(program)
+
+
 def test_a_wrong_value_gives_a_warning() -> None:
     command = [sys.executable, "-c", "import torch"]
     environment = {**os.environ, "SMDDP_SHARED_ALLOCATOR": "yes"}
