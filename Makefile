@@ -288,7 +288,8 @@ SANITIZED = build/sanitize-$(subst $(comma),-,$(SANITIZE))
 comma := ,
 sanitize: $(VENV)/.stamp-requirements  ## C++ tests under SANITIZE=address,undefined or thread
 	$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSMDDP_TORCH=OFF \
-	  -DSMDDP_TESTS=ON -DSMDDP_SANITIZE=$(SANITIZE) -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
+	  -DSMDDP_TESTS=ON -DSMDDP_SANITIZE=$(SANITIZE) -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" \
+	  -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 	$(BIN)/cmake --build $(SANITIZED) --parallel $(JOBS)
 	LSAN_OPTIONS=suppressions=$(CURDIR)/tests/cpp/lsan.supp \
 	  $(CTEST) --test-dir $(SANITIZED)
