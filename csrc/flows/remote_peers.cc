@@ -12,6 +12,8 @@ namespace {
 constexpr size_t kGroupCredit = 8 << 20;
 constexpr size_t kPeerCredit = 256 << 10;
 constexpr size_t kEarlyMessages = 65536;
+// Between two questions to a peer whether all messages to it have arrived.
+constexpr uint64_t kAskLeavingNs = 200'000'000;
 
 }  // namespace
 
@@ -180,6 +182,27 @@ bool RemotePeers::tell_closed(Rank to) {
   RemotePeer& state = of(to);
   state.told_closed = state.told_closed || send(wire::Type::kClosed, to, 0, {}, 0);
   return state.told_closed;
+}
+
+// The question's own counter is the last one.
+void RemotePeers::heard_leaving(const wire::Header& h) {
+  RemotePeer& source = of(static_cast<Rank>(h.source));
+  source.taken = true;
+  if (source.seen.prefix() > h.counter)
+    send(wire::Type::kTaken, static_cast<Rank>(h.source), 0, {}, 0);
+}
+
+bool RemotePeers::all_taken(uint64_t now) {
+  bool ask = now >= ask_leaving_ns_, all = true;
+  if (ask) ask_leaving_ns_ = now + kAskLeavingNs;
+  for (Rank rank : ranks_) {
+    const RemotePeer& peer = of(rank);
+    // One that writes no more is lost, or has given the group up.
+    if (peer.sent == 0 || peer.taken || peer.silent || peer.writes_closed) continue;
+    all = false;
+    if (ask) send(wire::Type::kLeaving, rank, 0, {}, 0);
+  }
+  return all;
 }
 
 void RemotePeers::send_aborts(uint64_t from, const std::string& reason) {

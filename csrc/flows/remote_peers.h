@@ -59,6 +59,10 @@ class RemotePeers {
   void on_network_closed();
   // Whether one of the two has happened.
   bool writes_closed(Rank source) const { return of(source).writes_closed; }
+  // `source` asks by `header` whether all its messages have arrived: answers if they have. It reads no more of this
+  // rank's.
+  void heard_leaving(const wire::Header& header);
+  void heard_taken(Rank source) { of(source).taken = true; }
   // `peer` does not answer. The end of a broken group does not wait for it.
   void expect_nothing(Rank peer) { of(peer).silent = true; }
   bool is_silent(Rank peer) const { return of(peer).silent; }
@@ -100,6 +104,10 @@ class RemotePeers {
   // Puts into line for all of them that this rank gives up the group from fragment `from` on. Needs no
   // memory.
   void send_aborts(uint64_t from, const std::string& reason);
+  // This rank is about to leave the group: asks each peer whether all its messages have arrived, and again after a
+  // moment. True: they have, at each peer that is left and reads them. A transport reports a message as sent once
+  // it is with the kernel, which drops it if this process closes the connection before the peer has read it.
+  bool all_taken(uint64_t now_ns);
   // True while READYs or aborts wait for a send buffer.
   bool has_unsent() const { return !unsent_ready_.empty() || !unsent_aborts_.empty(); }
   bool flush_ready();  // true if one left
@@ -120,6 +128,7 @@ class RemotePeers {
     std::set<uint64_t> refused;  // fragments that found no credit: later ones wait behind them
     bool greeted = false;
     bool writes_closed = false, told_closed = false, silent = false;
+    bool taken = false;       // all messages to it have arrived, or it reads none any more
     size_t kept_bytes = 0;    // of its early data, here
     uint64_t sent = 0;        // messages: the counter of the next one
     Coverage seen{SIZE_MAX};  // counters of its messages that were accepted
@@ -161,6 +170,7 @@ class RemotePeers {
   std::deque<Ready> unsent_ready_;
   uint64_t flushes_ = 0;  // of READYs
   std::vector<Rank> unsent_aborts_;
+  uint64_t ask_leaving_ns_ = 0;  // when all_taken() asks next
   uint64_t abort_from_ = 0;
   std::string abort_reason_;
 };

@@ -15,6 +15,11 @@ namespace smddp {
 namespace {
 
 constexpr std::chrono::microseconds kLook(100);
+// How long a rank that leaves waits until its peers have taken what it has sent, and, of a broken group, until they
+// have heard why. A peer that answers no questions is not waited for.
+constexpr uint64_t kLeaveNs = 5'000'000'000, kLeaveBrokenNs = 1'000'000'000;
+// Then it asks their ports as well: the last word of a peer that leaves at the same time may be lost.
+constexpr uint64_t kAskPortsNs = 100'000'000;
 
 // In the order of the ranks. Asks no process anything.
 std::vector<Connection> connections(LocalPeers& local, const RemotePeers& remote,
@@ -87,19 +92,27 @@ Result<std::unique_ptr<Group>> Group::subgroup(Store& store, const std::string& 
 Group::~Group() {
   if (engine_.ended()) return;
   abort("the group was destroyed while operations were in flight");
-  await_closing();
-  leave_peers();
+  // The peers of a broken group still have to be told, and fragments refer to it.
+  drive_until([this, until = now_ns() + 2 * Closing::kLongestNs] {
+    return !closing_.busy() || now_ns() >= until;
+  });
+  {
+    Engine::Lock lock = engine_.lock();
+    guarded([&] {
+      failures_.leave();
+      leave();
+    });
+    if (!remote_.ranks().empty()) process_.network().wear();
+  }
+  drive_until([this] { return leaving_ns_ == 0; });
   engine_.detach(key_);
 }
 
-// The peers of a broken group still have to be told, and fragments refer to it.
-void Group::await_closing() {
-  for (uint64_t until = now_ns() + 2 * Closing::kLongestNs; now_ns() < until;) {
-    {
-      Engine::Lock lock = engine_.lock();
-      if (!closing_.busy()) return;
-    }
-    engine_.kick(engine_.lock());
+// `done` is called under the engine's lock.
+template <class F>
+void Group::drive_until(F&& done) {
+  for (Engine::Lock lock = engine_.lock(); !done(); lock = engine_.lock()) {
+    engine_.kick(std::move(lock));
     std::this_thread::sleep_for(kLook);
   }
 }
@@ -175,7 +188,8 @@ bool Group::guarded(F&& f) noexcept {
 }
 
 bool Group::busy() const {
-  return !fragments_.empty() || remote_.has_unsent() || failures_.has_suspects() || closing_.busy();
+  return !fragments_.empty() || remote_.has_unsent() || failures_.has_suspects() ||
+         closing_.busy() || leaving_ns_ != 0;
 }
 
 bool Group::watch(uint64_t now_ns) {
@@ -197,6 +211,7 @@ bool Group::progress() {
 }
 
 bool Group::start_fragments() {
+  if (leaving_ns_ != 0) take_leave();
   bool moved = false;
   while (Fragment* next = fragments_.advance()) {
     next->start();
@@ -246,7 +261,7 @@ bool Group::give_up() {
   if (!broken_at_ && !closing_.busy()) guarded([&] { broken_at_ = oldest(now); });
   failures_.tell_peers();
   if (closing_.begin(now) && !remote_.ranks().empty()) process_.network().wear();
-  remote_watch_.find_silent(now);
+  remote_watch_.find_silent(now, leaving_ns_ != 0);
   remote_.flush_aborts();
   if (!closing_.progress(now)) return false;
   closing_.close_flows();
@@ -300,6 +315,10 @@ bool Group::on_message(const wire::Header& header, const std::byte* payload) {
   }
   return true;
 }
+  } else if (header.type == wire::Type::kLeaving) {
+    remote_.heard_leaving(header);
+  } else if (header.type == wire::Type::kTaken) {
+    remote_.heard_taken(static_cast<Rank>(header.source));
 
 void Group::take(const wire::Header& header, const std::byte* payload) {
   if (header.type == wire::Type::kAbort) return failures_.on_abort(header, payload);
@@ -321,15 +340,16 @@ void Group::take(const wire::Header& header, const std::byte* payload) {
 }
 
 void Group::leave() {
-  if (!health_.ok() || !busy()) return;
-  failures_.fail({Code::kAborted, describe(rank()) + " ended with operations in flight"});
+  if (health_.ok() && busy())
+    failures_.fail({Code::kAborted, describe(rank()) + " ended with operations in flight"});
+  leaving_ns_ = now_ns();
   progress();
 }
 
-void Group::leave_peers() {
-  Engine::Lock lock = engine_.lock();
-  guarded([&] { failures_.leave(); });
-  if (!remote_.ranks().empty()) process_.network().wear();
+void Group::take_leave() {
+  uint64_t now = now_ns(), until = leaving_ns_ + (health_.ok() ? kLeaveNs : kLeaveBrokenNs);
+  if (now - leaving_ns_ >= kAskPortsNs) remote_watch_.find_silent(now, true);
+  if (now >= until || !process_.network().works() || remote_.all_taken(now)) leaving_ns_ = 0;
 }
 
 void Group::abort(const std::string& reason, bool idle_too) {

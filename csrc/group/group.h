@@ -94,8 +94,9 @@ class Group : private Progressable {
   bool close_fragments();
   bool give_up();
   std::optional<OldestOperation> oldest(uint64_t now) const;
-  void leave_peers();
-  void await_closing();
+  void take_leave();
+  template <class F>
+  void drive_until(F&& done);
 
   Process& process_;
   Engine& engine_;  // its
@@ -116,6 +117,8 @@ class Group : private Progressable {
   OperationRecorder recorder_;
   std::optional<OldestOperation> broken_at_;
   const FragmentContext context_;
+  uint64_t leaving_ns_ =
+      0;  // since when this rank waits until its messages have arrived; 0: it does not
   FragmentMaker maker_;
   uint64_t operations_ = 0, completed_ = 0;  // so far: submitted, and complete
 };

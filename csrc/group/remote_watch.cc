@@ -155,13 +155,15 @@ const liveness::Verdict& RemoteWatch::ask(size_t i, uint64_t now) {
   return remote.verdict;
 }
 
-void RemoteWatch::find_silent(uint64_t now) noexcept {
+void RemoteWatch::find_silent(uint64_t now, bool or_left) noexcept {
   if (now < next_look_ns_) return;
   next_look_ns_ = now + kLookNs;
   try {
     for (size_t i = 0; i < remotes_.size(); ++i) {
       const liveness::Verdict& verdict = ask(i, now);
-      if (verdict.ended || verdict.silent_ns >= kQuietNs) remote_.expect_nothing(remotes_[i].rank);
+      bool left = or_left && verdict.left_from != UINT64_MAX;
+      if (left || verdict.ended || verdict.silent_ns >= kQuietNs)
+        remote_.expect_nothing(remotes_[i].rank);
     }
   } catch (const std::exception&) {  // then the end takes its longest
   }

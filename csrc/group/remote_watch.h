@@ -38,8 +38,9 @@ class RemoteWatch {
   bool has_broken() const { return broken_ > 0; }
   // Not ok: why the group can't go on. Cheap if called more often than needed.
   Status look(uint64_t now);
-  // Once the group is broken: finds the ranks that do not answer (RemotePeers::expect_nothing()).
-  void find_silent(uint64_t now) noexcept;
+  // Once the group is broken, or is left: finds the ranks that do not answer (RemotePeers::expect_nothing()).
+  // `or_left`: those as well that have left the group.
+  void find_silent(uint64_t now, bool or_left = false) noexcept;
   // A remote rank has left the group from a fragment on that is needed here; its reason.
   std::optional<std::string> left();
   // Since when nothing has moved between this rank and a remote one that it waits for; 0: it does not.

@@ -15,8 +15,10 @@ namespace {
 // An event ends a sleep at once; this only bounds the delay if a provider does not signal its file
 // descriptor.
 constexpr uint64_t kLongestSleepNs = 100'000'000;
-// How long the end of the process waits for messages under way.
-constexpr uint64_t kFlushNs = 1'000'000'000;
+// How long the end of the process waits for groups to leave, and then for messages under way.
+constexpr uint64_t kLeaveNs = 5'000'000'000, kFlushNs = 1'000'000'000;
+// Between two looks at a network from which no thread awaits anything.
+constexpr std::chrono::milliseconds kIdleLook(50);
 // While something moves, groups check for late or dead ranks once in this many passes.
 constexpr uint32_t kPassesPerWatch = 1024;
 // A driver that yields to a thread that waits for the lock yields at most so often.
@@ -54,12 +56,18 @@ void Engine::shutdown() {
   presence_.notify_self();
   lk.unlock();
   if (thread_.joinable()) thread_.join();
+  lk.lock();
+  groups_.leave();
+  for (uint64_t until = now_ns() + kLeaveNs;
+       groups_.busy() && network_.works() && now_ns() < until;) {
+    if (!pass()) sched_yield();
+  }
+  network_.drain(groups_, kFlushNs);
+  groups_.detach_all();
+  lk.unlock();
   // Before the connections, so that the peers find that this process has ended.
   network_.close_liveness();
   lk.lock();
-  groups_.leave();
-  network_.drain(groups_, kFlushNs);
-  groups_.detach_all();
   network_.close();
 }
 
@@ -87,6 +95,12 @@ void Engine::expect_local_ranks(int ranks) {
 }
 
 bool Engine::pass() {
+void Engine::expect_network() {
+  wait_policy_.expect_network();
+  want_background_ = true;  // which looks at it from now on
+  background_cv_.notify_one();
+}
+
   bool moved = groups_.progress();
   moved |= network_.progress(groups_);
   if (++passes_ % kPassesPerWatch == 0) moved |= groups_.watch(now_ns());
@@ -292,7 +306,13 @@ void Engine::background() {
     if (waiters_ > 0 || driving_ || !busy()) {
       if (waiters_ > 0 && !driving_) waiters_cv_.notify_all();
       want_background_ = false;
-      background_cv_.wait(lk, [this] { return stop_ || want_background_; });
+      auto wanted = [this] { return stop_ || want_background_; };
+      if (!network_.works()) {
+        background_cv_.wait(lk, wanted);
+      } else if (!background_cv_.wait_for(lk, kIdleLook, wanted)) {
+        if (waiters_ == 0 && !driving_) drive(lk, [this] { pass(); });
+        continue;
+      }
       wait_policy_.restart_spin();
       continue;
     }

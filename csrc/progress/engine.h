@@ -5,8 +5,9 @@
 // One thread at a time drives: it takes the lock, advances every busy group and the network, and
 // sleeps with the lock released when nothing moves. A thread that waits for a task becomes the
 // driver if there is none, so on the critical path no other thread has to run. The background
-// thread drives while something is in flight that no thread waits for. Groups and the fabric endpoint are
-// touched only under the lock.
+// thread drives while something is in flight that no thread waits for, and else looks now and then what the
+// network has brought: a peer that leaves waits until it is taken. Groups and the fabric endpoint are touched
+// only under the lock.
 //
 // Nothing throws through the engine. What a call into a group throws breaks that group, what a task's
 // on_complete() throws becomes the task's status, and the engine drives on.
@@ -75,8 +76,8 @@ class Engine {
   // not spin.
   void expect_local_ranks(int ranks);
   // The network has been opened: waiting threads poll it as well. Under the lock.
-  void expect_network() { wait_policy_.expect_network(); }
-  // For the end of the process: groups leave, messages under way get a moment to go out, and
+  void expect_network();
+  // For the end of the process: groups leave, messages under way get some seconds to arrive, and
   // nothing runs any more. Tasks that were in flight stay incomplete.
   void shutdown();
   // True after shutdown(), and in a child that was forked from the process that made the engine:

@@ -33,7 +33,8 @@ class Progressable {
   // A call into the group threw, for want of memory for instance: breaks it. progress() then ends its
   // operations.
   virtual void fail(Status why) noexcept = 0;
-  // The process ends: tells the peers if they still wait for this rank. The last call.
+  // The process ends: tells the peers if they still wait for this rank. busy() until they have taken what this rank
+  // has sent.
   virtual void leave() = 0;
 };
 

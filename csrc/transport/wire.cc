@@ -17,6 +17,8 @@ bool check(const void* data, size_t size) {
     case Type::kClosed:
     case Type::kAsk:
     case Type::kSentAll:
+    case Type::kLeaving:
+    case Type::kTaken:
       return header.bytes == size - sizeof(Header);
   }
   return false;

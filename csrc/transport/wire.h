@@ -24,6 +24,9 @@ enum class Type : uint8_t {
   kAsk =
       6,  // src lacks bytes of dst's flow in this fragment, of which nothing has come for a while
   kSentAll = 7,  // the answer, if all bytes of src's flow to dst in this fragment have left
+  kLeaving =
+      8,  // src is about to leave the group, and asks whether all its messages to dst have arrived
+  kTaken = 9,  // the answer, if they have
 };
 
 // The most NICs that one endpoint may be striped over.

@@ -308,7 +308,7 @@ TEST(Failure, ANetworkThatFailsBreaksTheGroupsThatUseItOnce) {
   EXPECT_EQ(lines, 1u) << log;
 }
 
-// A rank that does not answer, because it drives nothing, delays the error of the others by a moment only. As it may
+// A rank that does not answer, because its engine is held up, delays the error of the others by a moment only. As it may
 // still write, what it may write into stays. And an error says that no peer writes into the memory of the group's
 // operations, of none of them: one that is submitted to a broken group does not end before the one before it.
 TEST(Failure, ARankThatDoesNotAnswerDelaysTheErrorsByAMoment) {
@@ -335,6 +335,7 @@ TEST(Failure, ARankThatDoesNotAnswerDelaysTheErrorsByAMoment) {
                 std::weak_ptr<Operation> kept = std::exchange(first, nullptr);
                 EXPECT_FALSE(kept.expired());
               }
+              Engine::Lock held = c.rank == 1 ? c.engine.lock() : Engine::Lock();
               both.arrive_and_wait();
             },
             {.timeout_seconds = 0.5});

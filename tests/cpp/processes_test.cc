@@ -4,76 +4,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <filesystem>
-
 #include "child.h"
-#include "file_store.h"
 #include "group/local_watch.h"
-#include "world.h"
+#include "rank_processes.h"
 
 namespace smddp {
 namespace {
 
 constexpr uint64_t kSecond = 1'000'000'000;
-
-// Ranks of one host. Each runs `body` in a process, and says in what it returns what was wrong.
-class Processes {
- public:
-  using Body = std::function<std::string(RankContext&)>;
-
-  Processes(int ranks, const Body& body)
-      : directory_(
-            std::filesystem::temp_directory_path() /
-            ("smddp-processes-" + std::to_string(getpid()) + "-" + std::to_string(serial_++))),
-        store_(directory_, std::chrono::seconds(30)) {
-    std::filesystem::create_directory(directory_);
-    for (int rank = 0; rank < ranks; ++rank) {
-      pid_t pid = fork();
-      if (pid == 0) _exit(be_rank(rank, ranks, body));
-      pids_.push_back(pid);
-    }
-  }
-  ~Processes() {
-    for (pid_t pid : pids_) {
-      if (pid > 0) kill(pid, SIGKILL);
-      if (pid > 0) waitpid(pid, nullptr, 0);
-    }
-    std::filesystem::remove_all(directory_);
-  }
-  Store& store() { return store_; }
-  void expect_end(int rank) {
-    int status = 0;
-    pid_t& pid = pids_[static_cast<size_t>(rank)];
-    waitpid(pid, &status, 0);
-    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "rank " << rank;
-    pid = 0;
-  }
-
- private:
-  int be_rank(int rank, int ranks, const Body& body) {
-    auto process = Process::create();
-    if (!process) return 1;
-    CountingStore store(store_, "");
-    auto group =
-        Group::create(*process.value(), store, rank, ranks,
-                      {.name = "g", .timeout_ns = 20 * kSecond, .host = "A", .single_copy = true});
-    if (!group) return 1;
-    usleep(
-        10'000);  // the engine's thread sleeps by now, and drives nothing that it is not asked to
-    RankContext context{rank, ranks, *process.value(), *group.value(), store};
-    std::string wrong = body(context);
-    if (!wrong.empty()) std::fprintf(stderr, "rank %d: %s\n", rank, wrong.c_str());
-    return wrong.empty() ? 0 : 1;
-  }
-
-  inline static int serial_ = 0;
-  std::filesystem::path directory_;
-  FileStore store_;
-  std::vector<pid_t> pids_;
-};
-
-void say(Store& store, const std::string& key) { (void)store.set(key, {1}); }
-bool await(Store& store, const std::string& key) { return store.get({key}, "none").ok(); }
 
 // An AllGather to which rank 0 gives so much that the others read it out of its memory, and they a byte each.
 struct Gather {
@@ -91,7 +29,7 @@ struct Gather {
 };
 
 TEST(Processes, ARankThatEndsBeforeItHasReadIsMissed) {
-  Processes ranks(2, [](RankContext& c) -> std::string {
+  Processes ranks("AA", [](RankContext& c) -> std::string {
     Gather gather(c);
     if (c.rank == 1) {
       c.group.submit(gather.op, {}, false);  // pushes, and drives no further
@@ -116,7 +54,7 @@ TEST(Processes, ARankThatEndsBeforeItHasReadIsMissed) {
 
 // Rank 2 is late, so rank 0 waits for it. Rank 1 has all that it needs, and no rank needs it any more.
 TEST(Processes, ARankThatHasDoneItsPartMayEnd) {
-  Processes ranks(3, [](RankContext& c) -> std::string {
+  Processes ranks("AAA", [](RankContext& c) -> std::string {
     Gather gather(c);
     if (c.rank == 2) {
       c.group.submit(gather.op, {}, false);  // pushes, and drives no further

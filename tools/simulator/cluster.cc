@@ -91,11 +91,8 @@ Cluster::~Cluster() {
   settle();
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     network_->enter(static_cast<ProcessNumber>(rank));
+    SimulatedEngine::end(ranks_[rank].process->engine());
     ranks_[rank].group.reset();
-  }
-  settle();
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    network_->enter(static_cast<ProcessNumber>(rank));
     ranks_[rank].process.reset();
   }
 }

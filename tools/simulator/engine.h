@@ -17,6 +17,8 @@ class SimulatedEngine {
   // One pass, and with `watches` a look for late ranks, as before a sleep; then what is complete. True if
   // anything moved.
   static bool turn(Engine& engine, bool watches);
+  // From now on groups end without a word to their peers, for which time would have to pass.
+  static void end(Engine& engine) { engine.stop_ = true; }
   static uint32_t passes(const Engine& engine) { return engine.passes_; }
 };
 
