@@ -7,6 +7,7 @@
 #include "common/clock.h"
 #include "common/signature.h"
 #include "torch/error_state.h"
+#include "torch/future_threads.h"
 #include "torch/interruptible.h"
 #include "torch/operands.h"
 #include "torch/runtime.h"
@@ -75,13 +76,15 @@ void DeviceTensorOperation::settle_future(std::unique_lock<std::mutex> lock) {
   auto future = future_;
   auto values = std::exchange(for_future_, {});
   Status status = closed_ ? status_ : Status();
-  lock.unlock();  // completion runs callbacks
-  try {
-    if (!status) return future->setErrorIfNeeded(exception_of(status));
-    device_.complete(*future, values, end_event());
-  } catch (...) {
-    future->setErrorIfNeeded(std::current_exception());
-  }
+  lock.unlock();
+  FutureThreads::process().run([self = shared_from_this(), future, values, status] {
+    try {
+      if (!status) return future->setErrorIfNeeded(exception_of(status));
+      self->device_.complete(*future, values, self->end_event());
+    } catch (...) {
+      future->setErrorIfNeeded(std::current_exception());
+    }
+  });
 }
 
 void DeviceTensorOperation::on_submitted() {

@@ -29,7 +29,8 @@ class Uncounted {
 
 // Keeps its tensors alive until a stream waits for it, or the device is done with them, so no tensor has to be
 // recorded on a stream.
-class DeviceTensorOperation final : public DeviceOperation {
+class DeviceTensorOperation final : public DeviceOperation,
+                                    public std::enable_shared_from_this<DeviceTensorOperation> {
  public:
   explicit DeviceTensorOperation(TorchDevice& device);
 

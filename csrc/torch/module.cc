@@ -15,6 +15,7 @@
 #include "torch/diagnosis.h"
 #include "torch/process_group.h"
 #include "torch/runtime.h"
+#include "torch/future_threads.h"
 #include "torch/statistics.h"
 #include "torch/torch_device.h"
 
@@ -255,3 +256,4 @@ PYBIND11_MODULE(_C, m) {
 }
 
 }  // namespace smddp
+        FutureThreads::process().settle();

@@ -5,6 +5,7 @@
 #include "common/clock.h"
 #include "common/exceptions.h"
 #include "torch/error_state.h"
+#include "torch/future_threads.h"
 #include "torch/interruptible.h"
 #include "torch/runtime.h"
 #include "torch/statistics.h"
@@ -27,6 +28,15 @@ c10::intrusive_ptr<c10::ivalue::Future> TensorOperation::future() {
     if (delivered_) answer(*future_);  // it has no callback yet
   }
   return future_;
+}
+
+void TensorOperation::await_future() {
+  c10::intrusive_ptr<c10::ivalue::Future> asked;
+  {
+    std::lock_guard lock(mutex_);
+    asked = future_;
+  }
+  if (asked) asked->wait();
 }
 
 void TensorOperation::answer(c10::ivalue::Future& future) const {
@@ -76,7 +86,8 @@ void TensorOperation::on_complete() {
     delivered_ = true;
     asked = future_;
   }
-  if (asked) answer(*asked);  // without the lock, as it runs callbacks
+  if (asked)
+    FutureThreads::process().run([self = shared_from_this(), asked] { self->answer(*asked); });
 }
 
 void await(Engine& engine, TensorOperation& operation, std::chrono::milliseconds timeout) {
@@ -108,6 +119,7 @@ void await(Engine& engine, TensorOperation& operation, std::chrono::milliseconds
 }
 
 std::exception_ptr WorkSMDDP::exception() const {
+  operation.await_future();
   return operation_->complete() && !operation_->status() ? operation_->exception() : nullptr;
 }
 

@@ -12,7 +12,8 @@
 
 namespace smddp {
 
-class TensorOperation final : public Operation {
+class TensorOperation final : public Operation,
+                              public std::enable_shared_from_this<TensorOperation> {
  public:
   c10::SmallVector<at::Tensor, 2> results;  // what the caller gets; mostly written in place
   c10::SmallVector<at::Tensor, 2> keep;     // kept alive: everything else that the operation reads
@@ -24,6 +25,8 @@ class TensorOperation final : public Operation {
   std::exception_ptr exception() const;
   // Made by the first call, as few callers ask for it. May be called from any thread at any time.
   c10::intrusive_ptr<c10::ivalue::Future> future();
+  // Once complete(): until the future is complete as well, if there is one.
+  void await_future();
 
  protected:
   void on_complete() override;

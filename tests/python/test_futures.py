@@ -127,6 +127,78 @@ def a_callback_may_start_the_next_operation(ctx: Context) -> None:
     assert first[0] == ctx.size and second[0] == ctx.size
 
 
+@on(*LAYOUTS)
+def callbacks_may_wait(ctx: Context) -> None:
+    """For operations and futures, one inside another; and for one that is in flight already."""
+    sums: list[float] = []
+    done = threading.Event()
+    in_flight = dist.all_reduce(torch.ones(100_000), async_op=True)
+
+    def level(depth: int) -> None:
+        t = torch.full((10,), float(depth))
+        work = dist.all_reduce(t, async_op=True)
+        if depth == 0:
+            work.wait()
+            in_flight.get_future().wait()
+            done.set()
+        else:
+            work.get_future().then(lambda f: level(depth - 1)).wait()
+        sums.append(t[0].item() / ctx.size)
+
+    work = dist.all_reduce(torch.ones(10), async_op=True)
+    future = work.get_future().then(lambda f: level(3))
+    assert done.wait(20)
+    future.wait()
+    assert sums == [0, 1, 2, 3]
+
+
+@on("AA", "AB")
+def a_callback_that_raises_fails_what_follows_it_alone(ctx: Context) -> None:
+    def fail(_: torch.futures.Future) -> None:
+        raise ValueError("out of order")
+
+    for _ in range(3):
+        t = torch.ones(10)
+        work = dist.all_reduce(t, async_op=True)
+        failed = work.get_future().then(fail)
+        with pytest.raises(RuntimeError, match="out of order"):
+            failed.wait()
+        work.wait()
+        assert t[0] == ctx.size
+
+
+@on("AA", "AB")
+def a_work_is_complete_in_its_own_callback(ctx: Context) -> None:
+    t = torch.ones(10)
+    work = dist.all_reduce(t, async_op=True)
+    waited = work.get_future().then(lambda f: work.wait() and t[0].item())
+    assert waited.wait() == ctx.size
+
+
+def wait_in_vain(ctx: Context) -> str:
+    """In a callback, for an operation that rank 1 does not join; the limit is 2 s."""
+    work = dist.all_reduce(torch.ones(10), async_op=True)
+    seen = []
+
+    def follow(_: torch.futures.Future) -> None:
+        if ctx.rank == 0:
+            try:
+                dist.all_reduce(torch.ones(10), async_op=True).get_future().wait()
+            except RuntimeError as error:
+                seen.append(str(error))
+
+    work.get_future().then(follow).wait()
+    return "".join(seen)
+
+
+@pytest.mark.parametrize("layout", ["AA", "AB"])
+def test_the_deadline_comes_inside_a_callback(layout: str) -> None:
+    if BACKEND == "gloo":
+        pytest.skip("gloo's sentence is another one")
+    with fresh(layout, env={"SMDDP_TIMEOUT_SECONDS": "2"}) as world:
+        assert "did not finish within 2 s" in world.run(wait_in_vain)[0]
+
+
 @pytest.mark.parametrize(("body", "layout"), on.rows)
 def test_on_ranks(worlds: Pool, body: Body, layout: str) -> None:
     worlds(layout).run(body)
