@@ -3,6 +3,7 @@
 
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 
@@ -10,17 +11,18 @@
 
 namespace smddp {
 
-// Raises the soft limit to the hard one if `descriptors` are more than half of it. `what` needs them: the log says
-// so.
+// Raises the soft limit, as far as the hard one allows, if `descriptors` are more than half of it. `what` needs them:
+// the log says so.
 inline void make_room_for_descriptors(size_t descriptors, const std::string& what) {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max ||
       descriptors < limit.rlim_cur / 2)
     return;
-  limit.rlim_cur = limit.rlim_max;
+  constexpr rlim_t kPlenty = 65536;  // programs loop over all numbers that are allowed
+  limit.rlim_cur = std::min(limit.rlim_max, std::max<rlim_t>(kPlenty, 2 * descriptors));
   if (setrlimit(RLIMIT_NOFILE, &limit) == 0)
     log(LogLevel::kInfo,
-        what + ": the limit of open files is now " + std::to_string(limit.rlim_max));
+        what + ": the limit of open files is now " + std::to_string(limit.rlim_cur));
 }
 
 }  // namespace smddp

@@ -72,7 +72,19 @@ Result<FileDescriptor> listen_at(SocketAddress* at) {
       ::listen(socket.get(), kBacklog) != 0 || ::getsockname(socket.get(), at->get(), &size) != 0) {
     return errno_status("can't listen at " + at->text());
   }
+  defer_accept(socket.get());
   return socket;
+}
+
+void defer_accept(int listener) {
+  int seconds = 30;
+  ::setsockopt(listener, IPPROTO_TCP, TCP_DEFER_ACCEPT, &seconds, sizeof seconds);
+}
+
+void keep_alive(int listener) {
+  int on = 1, seconds = 60;
+  ::setsockopt(listener, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  ::setsockopt(listener, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
 }
 
 void send_at_once(const FileDescriptor& socket) {

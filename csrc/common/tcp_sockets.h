@@ -43,8 +43,14 @@ class SocketAddress {
   sockaddr_storage storage_ = {};
 };
 
-// Listens at `at`. If its port is 0, the kernel chooses one and `at` gets it. kUnavailable with the reason.
+// Listens at `at`, for connections whose other side speaks first. If its port is 0, the kernel chooses one and `at` gets it. kUnavailable with the reason.
 Result<FileDescriptor> listen_at(SocketAddress* at);
+// The kernel keeps a connection to this listening socket back until it says something, up to half a minute: until
+// then it takes no descriptor.
+void defer_accept(int listener);
+// Of each connection that this listening socket accepts the kernel asks the other side after a minute without a word:
+// a firewall that forgets idle connections, after five minutes or more, does not forget it.
+void keep_alive(int listener);
 // What is sent later leaves at once, however short it is.
 void send_at_once(const FileDescriptor& socket);
 // Begins to connect, to send at once: 0, or the errno.

@@ -81,6 +81,8 @@ class Listener(Port):
 
     def __init__(self, towards: str) -> None:
         super().__init__(towards, socket.SOCK_STREAM)
+        # The kernel keeps a connection back that says nothing, for half a minute.
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 30)
         self.socket.listen(_BACKLOG)
         self.socket.setblocking(False)
 

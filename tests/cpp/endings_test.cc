@@ -1,5 +1,9 @@
 // What a rank has sent arrives, also when the rank destroys its group and ends right afterwards, while the others
 // compute: between hosts, over each version of libfabric.
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
 #include "rank_processes.h"
 
 namespace smddp {
@@ -43,6 +47,58 @@ TEST(Endings, TheRootsProcessMayEndWithItsGroup) {
     std::string wrong = root_and_late_ranks(c);
     if (c.rank == 0) c.engine.shutdown();
     return wrong;
+  });
+  ranks.expect_ends();
+}
+
+// The TCP connections of this process.
+template <class F>
+void for_each_connection(F&& f) {
+  for (int fd = 0; fd < 1024; ++fd) {
+    sockaddr_storage at{};
+    socklen_t size = sizeof at;
+    if (getpeername(fd, reinterpret_cast<sockaddr*>(&at), &size) == 0 && at.ss_family != AF_UNIX)
+      f(fd);
+  }
+}
+
+// As a firewall that resets what has been idle for long: the connections of one rank, or of both.
+TEST(Endings, AnIdleConnectionThatEndsLosesNoPeer) {
+  for (int cutters : {1, 2}) {
+    Processes ranks("AB", [cutters](RankContext& c) -> std::string {
+      for (int turn = 0; turn < 5; ++turn) {
+        if (Status met = meet(c); !met)
+          return "turn " + std::to_string(turn) + ": " + met.message();
+        const std::string idle = "idle " + std::to_string(turn) + "/", cut = "cut " + idle;
+        usleep(100'000);
+        say(c.store, idle + std::to_string(c.rank));
+        await(c.store, idle + std::to_string(1 - c.rank));
+        if (c.rank < cutters) for_each_connection([](int fd) { shutdown(fd, SHUT_RDWR); });
+        say(c.store, cut + std::to_string(c.rank));
+        await(c.store, cut + std::to_string(1 - c.rank));
+        usleep(100'000);
+      }
+      return "";
+    });
+    ranks.expect_ends();
+  }
+}
+
+// A firewall that forgets idle connections sees a word on each once a minute.
+TEST(Endings, AnIdleConnectionIsKeptAlive) {
+  Processes ranks("AB", [](RankContext& c) -> std::string {
+    if (Status met = meet(c); !met) return met.message();
+    uint32_t kept = 0;
+    for_each_connection([&](int fd) {
+      int on = 0, idle = 0;
+      socklen_t size = sizeof on;
+      getsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, &size);
+      getsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, &size);
+      kept += on != 0 && idle <= 60 ? 1 : 0;
+    });
+    std::vector<uint32_t> in{kept}, out(2);
+    if (Status gathered = c.run(gather_of(in, out, c.ranks)); !gathered) return gathered.message();
+    return out[0] + out[1] > 0 ? "" : "neither side of a connection keeps it alive";
   });
   ranks.expect_ends();
 }

@@ -5,6 +5,8 @@
 #include <bit>
 #include <utility>
 
+#include "common/clock.h"
+#include "common/descriptors.h"
 #include "common/env.h"
 #include "common/exceptions.h"
 #include "common/log.h"
@@ -21,6 +23,8 @@ namespace {
 
 constexpr int kBatches = 4;  // per rail and poll(), so that retries get their turn
 constexpr int kShortSleepMs = 5;
+// A process has those of its program as well: the usual soft limit of 1,024 is little.
+constexpr size_t kDescriptors = 4096;
 
 void count_receive_error(Counters& counters, const std::string& why) {
   uint64_t errors = ++counters.receive_errors;
@@ -89,6 +93,8 @@ Endpoint::Endpoint() = default;
 Status Endpoint::open_rails(std::unique_ptr<RailSet> rails) {
   rails_ = std::move(rails);
   facts_ = rails_->facts();
+  make_room_for_descriptors(kDescriptors, "connections between hosts");
+  for (size_t i = 0; i < rails_->size(); ++i) silent_.guard((*rails_)[i].name());
   buffers_ = std::make_unique<SendBuffers>();
   peers_ = std::make_unique<PeerTable>(*rails_, *buffers_);
   messages_ = std::make_unique<MessageSender>(*rails_, *peers_, *buffers_);
@@ -176,6 +182,7 @@ Result<int> Endpoint::poll(Sink& sink) {
       if (!more) break;
     }
   }
+  if (handled == 0) silent_.look(recent_ns());
   handled += messages_->retry_stalled();
   regions_->retry();
   return peers_->has_losses() ? handled + peers_->tell_losses(sink) : handled;

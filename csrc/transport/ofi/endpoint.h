@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "transport/ofi/open.h"
+#include "transport/ofi/silent_connections.h"
 #include "transport/ofi/types.h"
 
 namespace smddp::ofi {
@@ -75,6 +76,7 @@ class Endpoint final : public transport::Transport {
   std::unique_ptr<ChunkSender> chunks_;
   std::unique_ptr<Regions> regions_;
   std::unique_ptr<RailSet> rails_;
+  SilentConnections silent_;
   bool closed_ = false;
 };
 
