@@ -77,7 +77,7 @@ os.environ.update(
         "GLOO_SOCKET_IFNAME": "lo",
         "SMDDP_FABRIC_INTERFACE": "lo",
         # The same patterns in every run; test_measured_network.py measures.
-        "SMDDP_DEBUG": "curve=default",
+        "SMDDP_DEBUG": "curve=default,check_locks=1",
         # Of ranks that are meant to fail. The rest is as users have it.
         "SMDDP_REPORT_DIR": tempfile.mkdtemp(prefix="smddp-test-reports-"),
         "TORCH_EXTENSIONS_DIR": str(EXTENSIONS),

@@ -31,6 +31,7 @@ namespace smddp::env {
   X(hmem, "0", "1: NICs read and write GPU memory if the provider has FI_HMEM")                   \
   X(single_copy, "auto", "1: read peers' memory, 0: copy through the segment, auto: the cheaper") \
   X(spin_microseconds, "200", "how long a waiting thread polls and yields before it sleeps")      \
+  X(check_locks, "0", "1: a thread that takes the engine's lock under the GIL ends the process")  \
   X(fork_copy_mib, "1024", "MiB of shared memory, at most, that are copied for a forked child")
 
 // The value of the variable SMDDP_<name>, or its default if it is unset or empty. A name that is

@@ -7,10 +7,14 @@
 
 namespace smddp {
 
+// Called before a thread takes a CountedMutex, unless it is nullptr: a check that the thread may.
+inline std::atomic<void (*)()> check_before_lock{nullptr};
+
 class CountedMutex {
  public:
   using Lock = std::unique_lock<std::mutex>;
   Lock lock() {
+    if (auto* check = check_before_lock.load(std::memory_order_relaxed)) check();
     Lock lk(mutex_, std::try_to_lock);
     if (!lk) {
       waiting_.fetch_add(1, std::memory_order_relaxed);

@@ -72,9 +72,10 @@ void Engine::shutdown() {
 }
 
 void Engine::count_making(int groups) {
+  std::vector<std::shared_ptr<void>> freed;  // destroyed after the lock
   Lock lk = lock();
   groups_.count_making(groups);
-  bool closed = groups > 0 && network_.close_if_worn(groups_);
+  bool closed = groups > 0 && network_.close_if_worn(groups_, &freed);
   if (closed && sleeping_) presence_.notify_self();  // the driver sleeps on the old endpoint
 }
 

@@ -26,7 +26,7 @@ Result<transport::Transport*> Network::open() {
   return transport_.get();
 }
 
-bool Network::close_if_worn(Groups& groups) {
+bool Network::close_if_worn(Groups& groups, std::vector<std::shared_ptr<void>>* freed) {
   if (!transport_ || !lent_.empty() || groups.needs_network()) return false;
   if (!worn_ && status_.ok() && !transport_->has_lost_peers()) return false;
   drain(groups, kLastWordsNs);
@@ -34,7 +34,7 @@ bool Network::close_if_worn(Groups& groups) {
   foreign_before_ += transport_->counters().foreign_writes;
   keeps_for_good_ |= !transport_->close();
   transport_.reset();
-  if (!keeps_for_good_) kept_.clear();
+  if (!keeps_for_good_) freed->swap(kept_);
   status_ = Status();
   worn_ = false;
   return true;

@@ -48,7 +48,10 @@ class Network {
   // tcp;ofi_rxm 1.17 finds the broken one again if the same address is inserted again. The address of a new
   // transport goes through the store with the new group, so nothing that an older group has sent arrives
   // there.
-  bool close_if_worn(Groups& groups);
+  //
+  // `*freed` gets what was kept for it, to be destroyed without the engine's lock: it may hold tensors, whose
+  // end takes the interpreter's lock.
+  bool close_if_worn(Groups& groups, std::vector<std::shared_ptr<void>>* freed);
   // Opened with the transport; nullptr if it could not be.
   liveness::Liveness* liveness() const { return liveness_.get(); }
   void close_liveness() {

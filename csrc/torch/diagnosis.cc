@@ -41,11 +41,11 @@ class WallClock {
 };
 
 py::list flight_record() {
-  Fallback::look_at_works();
   auto& recorder = recorder::FlightRecorder::process();
   std::vector<recorder::Record> records;
   {
     py::gil_scoped_release no_gil;
+    Fallback::look_at_works();
     records = recorder.records();
   }
   WallClock clock;
@@ -146,12 +146,15 @@ std::string source_of_network(const std::string& model) {
 
 py::list group_states(bool with_connections) {
   std::vector<GroupState> states;
+  std::vector<std::string> sources;
   {
     py::gil_scoped_release no_gil;
     states = LiveGroups::process().states(with_connections);
+    for (const GroupState& group : states) sources.push_back(source_of_network(group.network));
   }
   py::list rows;
-  for (const GroupState& group : states) {
+  for (size_t i = 0; i < states.size(); ++i) {
+    const GroupState& group = states[i];
     py::dict d;
     d["name"] = group.name;
     d["rank"] = group.rank;
@@ -161,7 +164,7 @@ py::list group_states(bool with_connections) {
     d["submitted"] = group.submitted;
     d["finished"] = group.complete;
     d["network"] = group.network;
-    d["network_source"] = source_of_network(group.network);
+    d["network_source"] = sources[i];
     d["error"] = group.status.message();
     d["oldest"] = described(group);
     if (with_connections) d["connections"] = connections_of(group);

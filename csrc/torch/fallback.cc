@@ -128,10 +128,13 @@ c10::intrusive_ptr<c10d::Work> Fallback::note(c10::intrusive_ptr<c10d::Work> wor
 }
 
 void Fallback::look_at_works() {
+  std::vector<c10::intrusive_ptr<c10d::Work>>
+      seen;  // destroyed after the lock: they may be the last references
   std::lock_guard lock(works().mutex);
   std::erase_if(works().under_way, gone);
   for (const NotedWork& noted : works().under_way) {
-    auto work = noted.work.lock();
+    seen.push_back(noted.work.lock());
+    const auto& work = seen.back();
     if (work && work->isCompleted()) noted.record.end(0, work->isSuccess());
   }
 }

@@ -4,6 +4,8 @@
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 
+#include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <memory>
 
@@ -13,9 +15,9 @@
 #include "progress/network.h"
 #include "torch/allocator.h"
 #include "torch/diagnosis.h"
+#include "torch/future_threads.h"
 #include "torch/process_group.h"
 #include "torch/runtime.h"
-#include "torch/future_threads.h"
 #include "torch/statistics.h"
 #include "torch/torch_device.h"
 
@@ -100,10 +102,26 @@ void configure_from_python(
              check_first_use});
 }
 
+// The engine's thread takes the GIL to free tensors: a thread that takes a lock of the core's releases it before.
+template <class F>
+auto without_the_gil(F&& f) {
+  py::gil_scoped_release no_gil;
+  return f();
+}
+
+void end_if_under_the_gil() {
+  if (!Py_IsInitialized() || PyGILState_Check() == 0) return;
+  std::fputs("smddp: a thread takes the engine's lock under the GIL\n", stderr);
+  std::abort();
+}
+
 py::list statistics() {
   py::list rows;
-  Statistics::Rows counted = Statistics::process().rows();
-  if (uint64_t messages = refused()) counted[{"refused", "fabric"}].calls = messages;
+  Statistics::Rows counted = without_the_gil([] {
+    Statistics::Rows counted = Statistics::process().rows();
+    if (uint64_t messages = refused()) counted[{"refused", "fabric"}].calls = messages;
+    return counted;
+  });
   for (const auto& [key, row] : counted) {
     py::dict d;
     d["collective"] = key.first;
@@ -123,7 +141,7 @@ py::list statistics() {
 }
 
 py::dict memory_statistics() {
-  auto s = intranode::Arena::process().statistics();
+  auto s = without_the_gil([] { return intranode::Arena::process().statistics(); });
   py::dict d;
   d["in_use"] = s.in_use;
   d["peak"] = s.peak;
@@ -137,7 +155,7 @@ py::dict memory_statistics() {
 }
 
 py::dict device_statistics() {
-  auto s = TorchDevice::statistics();
+  auto s = without_the_gil([] { return TorchDevice::statistics(); });
   py::dict d;
   d["hits"] = s.hits;
   d["misses"] = s.misses;
@@ -150,7 +168,7 @@ py::dict device_statistics() {
 }
 
 py::dict cuda_report() {
-  auto report = device::cuda_report();
+  auto report = without_the_gil([] { return device::cuda_report(); });
   if (!report) throw std::runtime_error(report.status().message());
   py::dict d;
   d["version"] = report.value().version;
@@ -211,7 +229,7 @@ PYBIND11_MODULE(_C, m) {
         py::arg("silence_seconds") = 30.0,
         py::arg("routes") = std::map<std::string, std::vector<std::pair<uint64_t, std::string>>>());
   m.def("statistics", &statistics);
-  m.def("reset_statistics", &reset_statistics);
+  m.def("reset_statistics", &reset_statistics, py::call_guard<py::gil_scoped_release>());
   m.def(
       "shared_empty",
       [](const std::vector<int64_t>& size, at::ScalarType dtype) {
@@ -221,7 +239,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("share_storage", &share_storage, py::arg("tensor"));
   m.def("is_shared", &is_shared, py::arg("tensor"));
   m.def("memory_statistics", &memory_statistics);
-  m.def("trim_memory", [] { intranode::Arena::process().trim(); });
+  m.def(
+      "trim_memory", [] { intranode::Arena::process().trim(); },
+      py::call_guard<py::gil_scoped_release>());
   m.def("install_shared_allocator", &install_shared_allocator);
   m.def("shared_allocator_installed", &shared_allocator_installed);
   m.def("device_statistics", &device_statistics);
@@ -246,9 +266,11 @@ PYBIND11_MODULE(_C, m) {
     py::gil_scoped_release no_gil;
     function(argument);
   };
+  if (env::debug("check_locks") == "1") check_before_lock = end_if_under_the_gil;
   // At interpreter exit the engine's thread must end before the modules are unloaded.
   py::module_::import("atexit").attr("register")(py::cpp_function(
       [] {
+        FutureThreads::process().settle();
         Fallback::settle();
         shut_down_process();
       },
@@ -256,4 +278,3 @@ PYBIND11_MODULE(_C, m) {
 }
 
 }  // namespace smddp
-        FutureThreads::process().settle();

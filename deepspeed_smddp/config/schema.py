@@ -314,6 +314,9 @@ class DebugSettings(Model):
     spin_microseconds: kinds.Count = debug_setting(
         200, "how long a waiting thread polls and yields before it sleeps"
     )
+    check_locks: kinds.Flag = debug_setting(
+        False, "1: a thread that takes the engine's lock under the GIL ends the process"
+    )
     fork_copy_mib: kinds.Count = debug_setting(
         1024, "MiB of shared memory, at most, that are copied for a forked child"
     )

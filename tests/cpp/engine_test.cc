@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <fstream>
+#include <future>
 #include <thread>
 
 #include "common/clock.h"
@@ -44,6 +45,35 @@ TEST(Driving, AThreadLeavesACoreOnWhichAnotherRankPolls) {
     EXPECT_TRUE(CPU_EQUAL(&after, &before));
   });
   EXPECT_GT(left, 0u);
+}
+
+// What a network kept may hold tensors, whose end takes the interpreter's lock.
+TEST(Locks, WhatTheNetworkKeptIsFreedWithoutTheEnginesLock) {
+  auto process = std::move(Process::create(ShuffledTransport::open).value());
+  ASSERT_TRUE(process->fabric().ok());
+  struct Kept {
+    Engine& engine;
+    std::shared_ptr<std::promise<void>> taken = std::make_shared<std::promise<void>>();
+    bool& lock_is_free;
+    ~Kept() {
+      std::thread([this, at = &engine, said = taken] {
+        Engine::Lock lock = at->lock();
+        said->set_value();
+      }).detach();
+      lock_is_free =
+          taken->get_future().wait_for(std::chrono::seconds(2)) == std::future_status::ready;
+    }
+  };
+  bool lock_is_free = false;
+  {
+    Engine::Lock lock = process->engine().lock();
+    process->network().keep(
+        std::unique_ptr<Kept>(new Kept{.engine = process->engine(), .lock_is_free = lock_is_free}));
+    process->network().wear();
+  }
+  process->engine().count_making(1);
+  EXPECT_TRUE(lock_is_free);
+  process->engine().count_making(-1);
 }
 
 TEST(Driving, ShutdownEndsAWait) {
