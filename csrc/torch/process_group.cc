@@ -99,7 +99,24 @@ ProcessGroupSMDDP::ProcessGroupSMDDP(const intrusive_ptr<c10d::Store>& store, in
   LiveGroups::process().add(group_.get());
 }
 
-ProcessGroupSMDDP::~ProcessGroupSMDDP() { LiveGroups::process().remove(group_.get()); }
+ProcessGroupSMDDP::~ProcessGroupSMDDP() {
+  without_gil([](void* self) { static_cast<ProcessGroupSMDDP*>(self)->release_groups(); }, this);
+}
+
+std::shared_ptr<Group> ProcessGroupSMDDP::group_if_any() const {
+  std::lock_guard lock(mutex_);
+  return group_;
+}
+
+void ProcessGroupSMDDP::release_groups() {
+  device_.release();
+  std::shared_ptr<Group> released;
+  {
+    std::lock_guard lock(mutex_);
+    released.swap(group_);
+  }
+  LiveGroups::process().remove(released.get());
+}
 
 Group& ProcessGroupSMDDP::group() const {
   require(group_ != nullptr, "the group was destroyed; no operation can use it any more");
@@ -114,30 +131,31 @@ intrusive_ptr<c10d::Backend::Options> ProcessGroupSMDDP::getBackendOptions() {
 void ProcessGroupSMDDP::setTimeout(std::chrono::milliseconds timeout) {
   timeout_ = timeout;
   auto limit_ns = static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count());
-  if (DeviceCollectives* device = device_.existing()) device->group().set_limit(limit_ns);
+  if (auto device = device_.existing()) device->group().set_limit(limit_ns);
   group().set_timeout(limit_ns);
   fallback_.set_timeout(timeout);
 }
 
 c10d::ErrorType ProcessGroupSMDDP::getError() {
-  if (!group_) return c10d::ErrorType::SUCCESS;
-  Status status = group_->status();
-  DeviceCollectives* device = device_.existing();
-  if (status && device != nullptr) status = device->group().status();
+  auto group = group_if_any();
+  if (!group) return c10d::ErrorType::SUCCESS;
+  Status status = group->status();
+  auto device = device_.existing();
+  if (status && device) status = device->group().status();
   return error_type(status);
 }
 
 void ProcessGroupSMDDP::abort() {
-  if (DeviceCollectives* device = device_.existing())
-    device->group().abort(kAbortedByCaller + group_->describe(rank_));
-  if (group_) group_->abort(kAbortedByCaller + group_->describe(rank_), true);
+  if (auto group = group_if_any()) {
+    const std::string why = kAbortedByCaller + group->describe(rank_);
+    if (auto device = device_.existing()) device->group().abort(why);
+    group->abort(why, true);
+  }
   fallback_.abort();
 }
 
 void ProcessGroupSMDDP::shutdown() {
-  device_.release();
-  LiveGroups::process().remove(group_.get());
-  group_.reset();
+  release_groups();
   fallback_.shutdown();
 }
 
@@ -335,7 +353,7 @@ WorkPtr ProcessGroupSMDDP::allreduce_coalesced(Tensors& tensors,
 
 WorkPtr ProcessGroupSMDDP::barrier(const c10d::BarrierOptions& opts) {
   // As NCCL's barrier does: what the caller's stream holds is done as well.
-  if (DeviceCollectives* collectives = device_.existing()) {
+  if (auto collectives = device_.existing()) {
     TorchDevice& device = collectives->device();
     if (Status s = device.device().synchronize(device.current()); !s) throw_status(s);
   }

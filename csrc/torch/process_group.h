@@ -112,6 +112,9 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   template <class CallOptions>
   WorkPtr submit(std::shared_ptr<TensorOperation> op, const CallOptions& opts, c10d::OpType type);
   Group& group() const;
+  // nullptr once the group is destroyed. Any thread may call it at any time.
+  std::shared_ptr<Group> group_if_any() const;
+  void release_groups();
 
   c10d::Backend& fallback(const char* operation, TensorRefs tensors, const char* reason);
   // The fallback's `call` carries the operation out, for the reason given; counted under its name.
@@ -125,9 +128,10 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   std::chrono::milliseconds timeout_;
   Fallback fallback_;
   Routes routes_;
-  std::unique_ptr<Group> group_;
-  BoundDevice device_;  // destroyed before the group
-  FirstUse first_use_;  // of device_
+  mutable std::mutex mutex_;
+  std::shared_ptr<Group> group_;  // changes under mutex_
+  BoundDevice device_;            // destroyed before the group
+  FirstUse first_use_;            // of device_
   std::atomic<uint64_t> operations_{0};
   CoalescedSection coalesced_;  // operations since startCoalescing()
 };

@@ -117,6 +117,31 @@ def test_a_program_ends_without_destroying_its_group(name: str, layout: str) -> 
             assert word not in end.errors, end.errors
 
 
+def test_a_group_may_be_aborted_while_it_ends() -> None:
+    program = """
+    import threading
+    for turn in range(20):
+        join(f"turn {turn}")
+        group = dist.group.WORLD._get_backend(torch.device("cpu"))
+        ended = False
+        def abort():
+            while not ended:
+                group.abort()
+        dist.all_reduce(torch.ones(10))
+        threads = [threading.Thread(target=abort) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        dist.destroy_process_group()
+        ended = True
+        for thread in threads:
+            thread.join()
+    print("done")
+    """
+    ends = programs.run("AB", program)
+    assert_clean(ends)
+    assert all("done" in end.output for end in ends)
+
+
 def test_work_that_outlives_its_group() -> None:
     program = """
     join()
