@@ -13,6 +13,10 @@ namespace {
 constexpr auto kLeave = std::chrono::seconds(2);
 constexpr auto kAsk = std::chrono::milliseconds(100);  // between two questions for errors
 
+Status ending_with(const DeviceOperation& op) {
+  return {Code::kAborted, "the process is ending, with " + describe(op.what) + " under way"};
+}
+
 }  // namespace
 
 Result<std::shared_ptr<DeviceGroup>> DeviceGroup::create(
@@ -125,7 +129,7 @@ Status DeviceGroup::submit(const std::shared_ptr<DeviceOperation>& operation,
   }
   changed_.notify_all();
   if (!op.captured_) return {};
-  engine_.wait(op);
+  if (!engine_.wait(op)) return ending_with(op);
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return op.submitted_ || may_submit(&op); });
   submit_ready(lock, &op);
@@ -223,12 +227,11 @@ void DeviceGroup::ask_device(std::unique_lock<std::mutex>& lock) {
 }
 
 bool DeviceGroup::await_ranks(const DeviceOperation& op, std::chrono::nanoseconds timeout) {
-  return engine_.wait(op, timeout);
+  return engine_.wait(op, timeout) || engine_.ended();  // order() says which
 }
 
 Status DeviceGroup::order(DeviceOperation& op, device::Stream stream) {
-  if (!engine_.wait(op, {}))
-    return {Code::kAborted, "the process is ending, with " + describe(op.what) + " under way"};
+  if (!engine_.wait(op)) return ending_with(op);
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return op.submitted_; });
   if (!op.outcome_) return op.outcome_;

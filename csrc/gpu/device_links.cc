@@ -47,8 +47,7 @@ Result<std::vector<std::byte>> gather(Engine& engine, Group& group, const void* 
     op->output.end_block();
   }
   group.submit(op, {}, false);
-  engine.wait(*op);
-  if (!op->status()) return op->status();
+  if (Status gathered = engine.await(*op); !gathered) return gathered;
   return all;
 }
 

@@ -72,8 +72,7 @@ class GroupOfTwo final : public PairExchange {
     Tuning tuning;
     if (cut) tuning.allgather_bucket_bytes = 2;  // fragments of a byte of each rank
     group_.submit(transfer, tuning, false);
-    process_.engine().wait(*transfer);
-    return copy_of(transfer->status());
+    return process_.engine().await(*transfer);
   }
   uint64_t count_messages() override {
     Engine::Lock lock = process_.engine().lock();

@@ -301,6 +301,11 @@ bool Engine::wait(const Task& task, std::chrono::nanoseconds timeout) {
   return task.complete();
 }
 
+Status Engine::await(const Task& task) {
+  if (wait(task)) return copy_of(task.status());
+  return {Code::kAborted, "the process is ending, with an operation under way"};
+}
+
 void Engine::background() {
   Lock lk = lock();
   while (!stop_) {

@@ -72,6 +72,8 @@ class Engine {
   void kick(Lock lock);
   // Drives until `task` is complete, or `timeout` is over (zero: no limit). False in the second case.
   bool wait(const Task& task, std::chrono::nanoseconds timeout = {});
+  // Without a limit, and returns the task's status; an error as well if the engine ends before the task is complete.
+  Status await(const Task& task);
   // `ranks` ranks of one group share this host. If they outnumber the cores, waiting threads must
   // not spin.
   void expect_local_ranks(int ranks);

@@ -95,13 +95,19 @@ void await(Engine& engine, TensorOperation& operation, std::chrono::milliseconds
     uint64_t from = now_ns();
     operation.record.enter_wait(from);
     operation.waited_from_ns.store(from, std::memory_order_relaxed);
-    bool complete = wait_interruptibly(
-        timeout, [&](std::chrono::nanoseconds turn) { return engine.wait(operation, turn); });
+    bool complete = false;
+    bool waited = wait_interruptibly(timeout, [&](std::chrono::nanoseconds turn) {
+      complete = engine.wait(operation, turn);
+      return complete || engine.ended();
+    });
     uint64_t until = now_ns();
     if (!complete) {
-      throw_status({Code::kTimeout, std::string(name_of(operation.collective)) + " #" +
-                                        std::to_string(operation.number()) +
-                                        " was not complete within the time given to wait()"});
+      std::string what =
+          std::string(name_of(operation.collective)) + " #" + std::to_string(operation.number());
+      throw_status(
+          waited
+              ? Status(Code::kAborted, "the process is ending, with " + what + " under way")
+              : Status(Code::kTimeout, what + " was not complete within the time given to wait()"));
     }
     operation.record.leave_wait(until);
     if (operation.status()) {
@@ -113,13 +119,13 @@ void await(Engine& engine, TensorOperation& operation, std::chrono::milliseconds
           });
     }
   }
+  operation.await_future();
   if (operation.status()) return;
   ErrorState::process().hold();
   throw_status(operation.status());
 }
 
 std::exception_ptr WorkSMDDP::exception() const {
-  operation.await_future();
   return operation_->complete() && !operation_->status() ? operation_->exception() : nullptr;
 }
 

@@ -86,7 +86,7 @@ TEST(Driving, ShutdownEndsAWait) {
       std::this_thread::sleep_for(milliseconds(100));
       c.engine.shutdown();
     });
-    c.engine.wait(*never);
+    EXPECT_TRUE(says(c.engine.await(*never), "the process is ending"));
     EXPECT_TRUE(c.engine.ended());
     ends.join();
   });

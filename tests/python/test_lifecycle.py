@@ -117,6 +117,33 @@ def test_a_program_ends_without_destroying_its_group(name: str, layout: str) -> 
             assert word not in end.errors, end.errors
 
 
+def test_a_wait_ends_with_the_process() -> None:
+    """On a daemon thread, for an operation that rank 1 does not join: ended, not out of time."""
+    program = """
+    import atexit, threading
+    from datetime import timedelta
+    join()
+    dist.barrier()
+    seen = []
+    def wait():
+        try:
+            dist.all_reduce(torch.ones(10), async_op=True).wait(timedelta(seconds=60))
+        except RuntimeError as error:
+            seen.append(str(error))
+    if rank == 0:
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        time.sleep(0.5)
+        atexit._run_exitfuncs()
+        thread.join(10)
+        print(seen)
+    else:
+        time.sleep(2)
+    """
+    ends = programs.run("AB", program, limit=30)
+    assert "the process is ending, with all_reduce #2 under way" in ends[0].output, ends
+
+
 def test_a_group_may_be_aborted_while_it_ends() -> None:
     program = """
     import threading
