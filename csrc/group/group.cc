@@ -133,6 +133,12 @@ void Group::set_timeout(uint64_t timeout_ns) {
   failures_.set_timeout(timeout_ns);
 }
 
+std::optional<std::vector<std::string>> Group::take_last_keys() {
+  Engine::Lock lock = engine_.lock();
+  if (!made_by_all_) return std::nullopt;
+  return std::move(last_keys_);
+}
+
 void Group::submit(const std::shared_ptr<Operation>& operation, const Tuning& tuning,
                    bool background) {
   Engine::Lock lock = engine_.lock();
@@ -205,13 +211,13 @@ bool Group::progress() {
   if (health_.ok()) moved |= progress_fragments();
   if (health_.ok()) moved |= close_fragments();
   if (!health_.ok()) moved |= give_up();
+  if (leaving_ns_ != 0) take_leave();
   local_.wake();
   failures_.on_progress(moved);
   return moved;
 }
 
 bool Group::start_fragments() {
-  if (leaving_ns_ != 0) take_leave();
   bool moved = false;
   while (Fragment* next = fragments_.advance()) {
     next->start();
@@ -251,6 +257,7 @@ bool Group::close_fragments() {
   return fragments_.take_complete([&](std::shared_ptr<Operation> op) {
     if (--op->fragments_left_ > 0) return;
     ++completed_;
+    made_by_all_ |= op->collective <= Collective::kBarrier;  // those that wait for every rank
     engine_.complete(std::move(op), Status());
   });
 }
@@ -308,6 +315,10 @@ bool Group::on_message(const wire::Header& header, const std::byte* payload) {
   if (!remote_.accept(header, payload)) return false;
   if (header.type == wire::Type::kClosed) {
     remote_.heard_closed(static_cast<Rank>(header.source));
+  } else if (header.type == wire::Type::kLeaving) {
+    remote_.heard_leaving(header);
+  } else if (header.type == wire::Type::kTaken) {
+    remote_.heard_taken(static_cast<Rank>(header.source));
   } else if (health_.ok()) {
     take(header, payload);
   } else if (header.type == wire::Type::kWritten) {
@@ -315,10 +326,6 @@ bool Group::on_message(const wire::Header& header, const std::byte* payload) {
   }
   return true;
 }
-  } else if (header.type == wire::Type::kLeaving) {
-    remote_.heard_leaving(header);
-  } else if (header.type == wire::Type::kTaken) {
-    remote_.heard_taken(static_cast<Rank>(header.source));
 
 void Group::take(const wire::Header& header, const std::byte* payload) {
   if (header.type == wire::Type::kAbort) return failures_.on_abort(header, payload);

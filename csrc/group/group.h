@@ -59,6 +59,9 @@ class Group : private Progressable {
   // With its connections: reads /proc for each other rank of this host.
   GroupState state(bool with_connections = false);
   void set_timeout(uint64_t timeout_ns);
+  // Keys to remove from the store of create(), which other ranks may have read while they made the group.
+  // std::nullopt: some may still make it, as no operation that all ranks call is complete.
+  std::optional<std::vector<std::string>> take_last_keys();
 
  private:
   friend class GroupBuilder;
@@ -114,12 +117,14 @@ class Group : private Progressable {
   LocalWatch local_watch_;
   FailureDetector failures_;
   Closing closing_;
+  uint64_t leaving_ns_ =
+      0;  // since when this rank waits until its messages have arrived; 0: it does not
   OperationRecorder recorder_;
   std::optional<OldestOperation> broken_at_;
   const FragmentContext context_;
-  uint64_t leaving_ns_ =
-      0;  // since when this rank waits until its messages have arrived; 0: it does not
   FragmentMaker maker_;
+  std::vector<std::string> last_keys_;
+  bool made_by_all_ = false;
   uint64_t operations_ = 0, completed_ = 0;  // so far: submitted, and complete
 };
 

@@ -74,7 +74,7 @@ Result<std::unique_ptr<Group>> GroupBuilder::build() {
   std::unique_ptr<Group> group;
   Status made = without_exceptions([&] { return build_steps(&group); });
   if (made) {
-    conclude();
+    conclude(*group);
     return group;
   }
   made = fail(made);
@@ -280,8 +280,12 @@ Status GroupBuilder::await_hosts() {
   return measured ? network_.take_measured(measured.value(), rank_ == 0) : measured.status();
 }
 
-void GroupBuilder::conclude() noexcept {
+void GroupBuilder::conclude(Group& group) noexcept {
   try {
+    {
+      Engine::Lock lock = process_.engine().lock();
+      group.last_keys_ = joining_.take_last_keys();
+    }
     if (!network_.source().empty()) {
       Engine::Lock lock = process_.engine().lock();
       process_.network().remember({text_of(network_.model()), network_.source()});

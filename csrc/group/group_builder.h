@@ -60,7 +60,7 @@ class GroupBuilder {
   std::vector<Rank> remote_peers() const;
   void meet(Rank rank);
   Status await_hosts();
-  void conclude() noexcept;
+  void conclude(Group& group) noexcept;
   Status fail(const Status& why) noexcept;
 
   const RankInfo& info(Rank rank) const { return joining_.info(rank); }

@@ -95,11 +95,16 @@ Result<Timings> measure_pair(Process& process, Store& store, std::pair<Rank, Ran
   its.several_hosts = true;
   its.network = NetworkModel{};
   its.recorded = false;
+  its.whole_job = false;  // its two ranks are no directory of the job
   PairStore part(store, "network/" + std::to_string(pair.first) + "/");
   auto group = Group::create(process, part, rank == pair.first ? 0 : 1, 2, std::move(its));
   if (!group) return group.status();
   GroupOfTwo two(process, *group.value());
-  return measure(two);
+  auto timings = measure(two);
+  if (auto keys = group.value()->take_last_keys()) {
+    for (const std::string& key : *keys) part.remove(key);
+  }
+  return timings;
 }
 
 }  // namespace

@@ -73,10 +73,17 @@ Status InfoExchange::set(const std::string& key, const Blob& value) {
   return store_.set(key, value);
 }
 
+Status InfoExchange::begin_heartbeat() {
+  std::string key = heartbeat_key(rank_);
+  if (std::find(last_keys_.begin(), last_keys_.end(), key) == last_keys_.end())
+    last_keys_.push_back(std::move(key));
+  return heartbeat_.begin();
+}
+
 Status InfoExchange::publish(const RankInfo& mine) {
   host_ = mine.host;
   if (!few() && rank_ == 0) {
-    if (Status begun = heartbeat_.begin(); !begun) return begun;
+    if (Status begun = begin_heartbeat(); !begun) return begun;
   }
   Blob value = values_.describe(mine);
   may_be_asked_ = values_.refers();
@@ -98,7 +105,7 @@ Result<std::vector<RankInfo>> InfoExchange::infos() {
   may_be_asked_ = false;
   auto infos = values_.read_all(blobs.value());
   if (!infos || !awaited_by_hosts(infos.value(), rank_)) return infos;
-  if (Status begun = heartbeat_.begin(); !begun) return begun;
+  if (Status begun = begin_heartbeat(); !begun) return begun;
   return infos;
 }
 
@@ -288,7 +295,8 @@ Result<Blob> InfoExchange::await(const Awaited& awaited) {
 }
 
 Status InfoExchange::publish_found(const char* topic, const std::string& found) {
-  return store_.set(key_of(topic, rank_), value_of(found));
+  last_keys_.push_back(key_of(topic, rank_));
+  return store_.set(last_keys_.back(), value_of(found));
 }
 
 Result<std::string> InfoExchange::await_found(const std::string& topic,
@@ -312,6 +320,7 @@ Result<std::string> InfoExchange::await_found(const std::string& topic,
   for (const Blob& value : told.value()) found.push_back(found_in(value));
   std::string agreed = agree(found);
   if (few()) return agreed;
+  last_keys_.push_back(all);
   if (Status out = store_.set(all, value_of(agreed)); !out) return out;
   return agreed;
 }

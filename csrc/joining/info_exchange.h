@@ -67,12 +67,15 @@ class InfoExchange {
   bool hands_on() const { return !handed_.empty(); }
   // Removes what this rank has published. Called once all hosts have joined: no rank reads it any more.
   void forget();
+  // What it leaves in the store: ranks may read it as long as they make the group.
+  std::vector<std::string> take_last_keys() { return std::move(last_keys_); }
 
  private:
   using Blobs = std::vector<Blob>;
 
   bool few() const { return ranks_ <= options_.few_ranks; }
   Status set(const std::string& key, const Blob& value);
+  Status begin_heartbeat();
   // The blobs that the ranks `from` have published under `topic`, in this order.
   Result<Blobs> exchange(const std::string& topic, const std::vector<Rank>& from);
   Result<Blobs> gather(const std::string& topic, const std::vector<Rank>& from);
@@ -108,6 +111,7 @@ class InfoExchange {
   HostLeader leader_;
   std::optional<RankInfo> first_;       // rank 0, if this one waits for it
   std::vector<std::string> published_;  // keys to remove
+  std::vector<std::string> last_keys_;
   std::vector<intranode::Shared> handed_;
   Heartbeat heartbeat_;
 };

@@ -49,6 +49,7 @@ class Joining {
   // All hosts have joined. Removes from the store what no rank reads any more, and returns this rank's place in the
   // directory of the job's processes, if the group is that of the whole job.
   std::optional<OwnPlace> conclude();
+  std::vector<std::string> take_last_keys() { return exchange_.take_last_keys(); }
   // The error of the group, of which `why` is this rank's; tells it to the other ranks.
   Status fail(const Status& why) noexcept;
   // As fail(), for an error that all ranks of the group find by themselves, and alike.

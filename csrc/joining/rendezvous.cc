@@ -41,6 +41,9 @@ Result<std::string> Rendezvous::meet() {
   return rank_ == 0 ? lead(hexadecimal(number)) : follow(number);
 }
 
+// Rank 0 reads the numbers until it has met all ranks, which is before it makes the group.
+void Rendezvous::forget() { store_.remove(key_of(kArrived, rank_)); }
+
 Result<std::string> Rendezvous::lead(const std::string& name) {
   auto until = Clock::now() + timeout_;
   std::vector<Value> answered(static_cast<size_t>(ranks_));

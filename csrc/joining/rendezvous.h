@@ -24,6 +24,8 @@ class Rendezvous {
   // to this making of the group alone. kTimeout names the ranks that did not come; kUnavailable: the
   // kernel gives no random bytes, or the store fails.
   Result<std::string> meet();
+  // Once the group is made: removes from the store what this rank has left there.
+  void forget();
 
  private:
   using Clock = std::chrono::steady_clock;

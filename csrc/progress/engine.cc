@@ -95,13 +95,13 @@ void Engine::expect_local_ranks(int ranks) {
   wait_policy_.expect_local_ranks(ranks, std::thread::hardware_concurrency());
 }
 
-bool Engine::pass() {
 void Engine::expect_network() {
   wait_policy_.expect_network();
   want_background_ = true;  // which looks at it from now on
   background_cv_.notify_one();
 }
 
+bool Engine::pass() {
   bool moved = groups_.progress();
   moved |= network_.progress(groups_);
   if (++passes_ % kPassesPerWatch == 0) moved |= groups_.watch(now_ns());

@@ -105,21 +105,25 @@ class GroupStore {
   GroupStore(c10::intrusive_ptr<c10d::Store> store, int rank, int ranks,
              std::chrono::milliseconds timeout)
       : whole_(std::move(store), timeout),
-        rendezvous_(meet(Rendezvous(whole_, rank, ranks, timeout))),
+        meeting_(whole_, rank, ranks, timeout),
+        rendezvous_(meet(meeting_)),
         part_(whole_, rendezvous_ + "/") {}
 
   Store& part() { return part_; }
+  // Once the group is made.
+  void forget_meeting() { meeting_.forget(); }
   // The name of the rendezvous that made the group, the same on all its ranks.
   const std::string& rendezvous() const { return rendezvous_; }
 
  private:
-  static std::string meet(Rendezvous rendezvous) {
+  static std::string meet(Rendezvous& rendezvous) {
     auto name = rendezvous.meet();
     if (!name) throw_status(name.status());
     return name.value();
   }
 
   StoreAdapter whole_;
+  Rendezvous meeting_;
   const std::string rendezvous_;
   PrefixStore part_;
 };

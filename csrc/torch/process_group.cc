@@ -5,6 +5,7 @@
 #include "joining/joining.h"
 #include "torch/allocator.h"
 #include "torch/error_state.h"
+#include "torch/future_threads.h"
 #include "torch/gradient_label.h"
 #include "torch/host_operations.h"
 #include "torch/live_groups.h"
@@ -79,24 +80,25 @@ ProcessGroupSMDDP::ProcessGroupSMDDP(const intrusive_ptr<c10d::Store>& store, in
                                      const std::string& group_name, Fallback::Factory factory,
                                      const MeasureRoutes& measure, bool whole_job)
     : Backend(rank, size),
-      store_(store, rank, size, timeout),
-      process_(process_for(store_.part(), rank, group_name)),
+      store_(std::make_shared<GroupStore>(store, rank, size, timeout)),
+      process_(process_for(store_->part(), rank, group_name)),
       engine_(process_.engine()),
       timeout_(timeout),
-      fallback_(group_name, store_.rendezvous(), std::move(factory)),
+      fallback_(group_name, store_->rendezvous(), std::move(factory)),
       routes_(size > 1 ? settings().routes : RouteTable(),
               [this, measure](auto... asked) { return measure(*this, asked...); }),
-      device_(process_, store_.part()) {
+      device_(process_, store_->part()) {
   Group::Options options;
   options.name = group_name;
   options.timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count());
   options.silence_ns = settings().silence_ns;
   options.routes = text_of(settings().routes);
   options.whole_job = whole_job;
-  auto created = Group::create(process_, store_.part(), rank, size, std::move(options));
+  auto created = Group::create(process_, store_->part(), rank, size, std::move(options));
   if (!created) throw_status(created.status());
   group_ = std::move(created.value());
   LiveGroups::process().add(group_.get());
+  store_->forget_meeting();
 }
 
 ProcessGroupSMDDP::~ProcessGroupSMDDP() {
@@ -108,7 +110,17 @@ std::shared_ptr<Group> ProcessGroupSMDDP::group_if_any() const {
   return group_;
 }
 
+// On another thread: a store that does not answer delays no operation.
+void ProcessGroupSMDDP::tidy_store(Group& group) {
+  auto keys = group.take_last_keys();
+  if (!keys || store_is_tidy_.exchange(true) || keys->empty()) return;
+  FutureThreads::process().run([store = store_, keys = std::move(*keys)] {
+    for (const std::string& key : keys) store->part().remove(key);
+  });
+}
+
 void ProcessGroupSMDDP::release_groups() {
+  if (auto group = group_if_any(); group && !store_is_tidy_) tidy_store(*group);
   device_.release();
   std::shared_ptr<Group> released;
   {
@@ -232,7 +244,7 @@ template <class CallOptions>
 WorkPtr ProcessGroupSMDDP::submit(std::shared_ptr<TensorOperation> op, const CallOptions& opts,
                                   OpType type) {
   Group& core_group = group();
-  ++operations_;
+  if (operations_++ > 0 && !store_is_tidy_) tidy_store(core_group);
   if (opts.timeout != c10d::kUnsetTimeout && opts.timeout != timeout_ && opts.timeout.count() > 0) {
     op->timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(opts.timeout).count());
   }

@@ -50,7 +50,7 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
 
-  const GroupStore& store() const { return store_; }
+  const GroupStore& store() const { return *store_; }
   Routes& routes() { return routes_; }
   // smddp's own.
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
@@ -115,6 +115,8 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   // nullptr once the group is destroyed. Any thread may call it at any time.
   std::shared_ptr<Group> group_if_any() const;
   void release_groups();
+  // Removes from the store what the making of the group has left there, once all ranks have made it.
+  void tidy_store(Group& group);
 
   c10d::Backend& fallback(const char* operation, TensorRefs tensors, const char* reason);
   // The fallback's `call` carries the operation out, for the reason given; counted under its name.
@@ -122,7 +124,7 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   WorkPtr forward(const char* operation, TensorRefs tensors, const char* reason,
                   WorkPtr (c10d::Backend::*call)(Parameters...), Arguments&... arguments);
 
-  GroupStore store_;
+  const std::shared_ptr<GroupStore> store_;
   Process& process_;
   Engine& engine_;  // its
   std::chrono::milliseconds timeout_;
@@ -133,6 +135,7 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   BoundDevice device_;            // destroyed before the group
   FirstUse first_use_;            // of device_
   std::atomic<uint64_t> operations_{0};
+  std::atomic<bool> store_is_tidy_{false};
   CoalescedSection coalesced_;  // operations since startCoalescing()
 };
 

@@ -450,7 +450,43 @@ TEST(Rendezvous, RanksOfOneMakingGetOneNameAndEachMakingAnother) {
     }
     EXPECT_TRUE(names.insert(met[0].value()).second);
   }
-  EXPECT_EQ(store.keys(), 4u) << "a number per rank";
+}
+
+TEST(Rendezvous, LeavesNothingInTheStore) {
+  MemoryStore store;
+  for (int making = 0; making < 3; ++making) {
+    ASSERT_TRUE(meet(store, 4)[0].ok());
+    EXPECT_EQ(store.keys(), 4u);
+  }
+  for (int rank = 0; rank < 4; ++rank) Rendezvous(store, rank, 4, std::chrono::seconds(1)).forget();
+  EXPECT_EQ(store.keys(), 0u);
+}
+
+// A job of a year makes 100,000 groups.
+TEST(Store, NothingIsLeftOfAGroupThatAllRanksHaveUsed) {
+  for (const char* layout : {"AA", "AB", "AABB", "ABC"}) {
+    for (int few : {1, 32}) {
+      DebugSetting curve("curve", "measure");
+      MemoryStore store;
+      const std::string hosts = layout;
+      on_threads(static_cast<int>(hosts.size()), [&](int rank) {
+        auto process = std::move(Process::create().value());
+        Group::Options options{.name = "g", .host = hosts.substr(static_cast<size_t>(rank), 1)};
+        options.few_ranks = few;
+        auto group = Group::create(*process, store, rank, static_cast<int>(hosts.size()), options);
+        ASSERT_TRUE(group.ok()) << group.status().message();
+        EXPECT_FALSE(group.value()->take_last_keys()) << "a rank may still make the group";
+        std::vector<int> in(10), out(in.size() * hosts.size());
+        auto op = gather_of(in, out, static_cast<int>(hosts.size()));
+        group.value()->submit(op, {}, false);
+        EXPECT_TRUE(process->engine().await(*op).ok());
+        auto keys = group.value()->take_last_keys();
+        ASSERT_TRUE(keys);
+        for (const std::string& key : *keys) store.remove(key);
+      });
+      EXPECT_EQ(store.keys(), 0u) << layout << " " << few;
+    }
+  }
 }
 
 TEST(Rendezvous, RanksThatComeInAnyOrderDoNotMeetTheirPredecessors) {

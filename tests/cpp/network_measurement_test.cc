@@ -173,6 +173,29 @@ class MeasuredGroup : public testing::Test {
   std::vector<std::unique_ptr<Group>> groups_;
 };
 
+// Fails where a rank tells what it has measured.
+class FullStore final : public CountingStore {
+ public:
+  explicit FullStore(Store& store) : CountingStore(store, "") {}
+  Status set(const std::string& key, const std::vector<uint8_t>& value) override {
+    if (key.starts_with("measured/")) return {Code::kUnavailable, "the store is full"};
+    return CountingStore::set(key, value);
+  }
+};
+
+TEST_F(MeasuredGroup, ThePairThatMeasuresIsNoDirectoryOfTheJob) {
+  MemoryStore memory;
+  on_threads(2, [&](int rank) {
+    auto process = std::move(Process::create().value());
+    FullStore store(memory);
+    Group::Options options{.name = "g", .host = rank == 0 ? "A" : "B"};
+    options.whole_job = true;
+    auto group = Group::create(*process, store, rank, 2, options);
+    EXPECT_TRUE(says(group.status(), "the store is full"));
+    EXPECT_EQ(process->known_processes().place().directory, nullptr);
+  });
+}
+
 void expect_alike(const Made& made) {
   EXPECT_TRUE(made.errors.empty()) << made.errors[0];
   for (const std::string& network : made.networks) EXPECT_EQ(network, made.networks[0]);

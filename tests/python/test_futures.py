@@ -193,8 +193,6 @@ def wait_in_vain(ctx: Context) -> str:
 
 @pytest.mark.parametrize("layout", ["AA", "AB"])
 def test_the_deadline_comes_inside_a_callback(layout: str) -> None:
-    if BACKEND == "gloo":
-        pytest.skip("gloo's sentence is another one")
     with fresh(layout, env={"SMDDP_TIMEOUT_SECONDS": "2"}) as world:
         assert "did not finish within 2 s" in world.run(wait_in_vain)[0]
 
