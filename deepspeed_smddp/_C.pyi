@@ -88,7 +88,8 @@ class ProcessGroupSMDDP(Backend):
     ``fallback_factory(device_type, rendezvous)`` makes the backend for all other operations. The
     first operation that needs it calls it, at most once per device type, under the GIL.
     ``rendezvous`` names the one that made the group and is the same on all its ranks.
-    ``whole_job``: all ranks of the job take part, so that they need not tell later groups what
+    ``ranks``: the numbers of the group's ranks in the job, by which errors and states call them; empty:
+    the group's own. ``whole_job``: all ranks of the job take part, so that they need not tell later groups what
     their processes are.
     """
 
@@ -101,6 +102,7 @@ class ProcessGroupSMDDP(Backend):
         group_name: str,
         fallback_factory: Callable[[str, str], Backend],
         measure_routes: Callable[[ProcessGroupSMDDP, str, str], list[tuple[int, str]] | None],
+        ranks: list[int],
         whole_job: bool = False,
     ) -> None: ...
     def _force_route(self, route: str) -> None:

@@ -79,14 +79,9 @@ Result<std::unique_ptr<Group>> Group::subgroup(Store& store, const std::string& 
   }
   options.several_hosts = topology().nodes() > 1;
   options.part += "/" + label;
-  options.called.clear();
-  int mine = -1;
-  for (Rank r : ranks) {
-    if (r == rank()) mine = static_cast<int>(options.called.size());
-    options.called.push_back(members_.called(r));
-  }
-  PrefixStore prefixed(store, label + "/");
-  return create(process_, prefixed, mine, static_cast<int>(ranks.size()), std::move(options));
+  const auto mine = std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin();
+  PrefixStore part(store, label + "/", ranks);
+  return create(process_, part, static_cast<int>(mine), static_cast<int>(ranks.size()), std::move(options));
 }
 
 Group::~Group() {
@@ -285,7 +280,7 @@ GroupState Group::state(bool with_connections) {
   GroupState state{name(),     rank(),           {}, {}, {}, operations_,
                    completed_, health_.status(), {}, {}, {}};
   for (Rank r = 0; r < ranks(); ++r) {
-    state.members.push_back(members_.called(r));
+    state.members.push_back(members_.number_of(r));
     state.hosts.push_back(members_.host(r));
   }
   if (shape_.nodes > 1) state.network = text_of(shape_.network);

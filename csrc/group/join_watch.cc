@@ -80,7 +80,7 @@ std::string JoinWatch::refusing_port(const RankInfo& info) {
 }
 
 std::string JoinWatch::describe(Rank rank, const RankInfo& info) const {
-  return "rank " + std::to_string(options_.number_of(rank)) + " (" + info.host_name + ")";
+  return "rank " + std::to_string(store_.number_of(rank)) + " (" + info.host_name + ")";
 }
 
 }  // namespace smddp

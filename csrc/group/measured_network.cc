@@ -20,8 +20,10 @@ constexpr std::chrono::seconds kPartnerTimeout(2);
 // the pair is of can't be made.
 class PairStore final : public PrefixStore {
  public:
-  PairStore(Store& store, const std::string& prefix)
-      : PrefixStore(store, prefix), whole_(store), until_(now_ns() + kTimeoutNs) {}
+  PairStore(Store& store, const std::string& prefix, std::pair<Rank, Rank> pair)
+      : PrefixStore(store, prefix, {pair.first, pair.second}),
+        whole_(store),
+        until_(now_ns() + kTimeoutNs) {}
   Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys,
                                                 const std::string& stop) override {
     Pause pause(std::chrono::milliseconds(8));
@@ -89,14 +91,13 @@ class GroupOfTwo final : public PairExchange {
 Result<Timings> measure_pair(Process& process, Store& store, std::pair<Rank, Rank> pair, Rank rank,
                              const GroupOptions& options) {
   GroupOptions its = options;
-  its.called = {options.number_of(pair.first), options.number_of(pair.second)};
   its.part += "/network";
   its.timeout_ns = std::min<uint64_t>(options.timeout_ns, 4 * kMeasureNs);
   its.several_hosts = true;
   its.network = NetworkModel{};
   its.recorded = false;
   its.whole_job = false;  // its two ranks are no directory of the job
-  PairStore part(store, "network/" + std::to_string(pair.first) + "/");
+  PairStore part(store, "network/" + std::to_string(pair.first) + "/", pair);
   auto group = Group::create(process, part, rank == pair.first ? 0 : 1, 2, std::move(its));
   if (!group) return group.status();
   GroupOfTwo two(process, *group.value());

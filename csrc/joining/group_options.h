@@ -21,8 +21,6 @@ struct GroupOptions {
   // The job is known to span hosts: the fabric is opened before the first group knows its ranks, which
   // saves the group a second exchange over the store. Not needed if WORLD_SIZE says so.
   bool several_hosts = false;
-  // The number that sentences for the user give each rank; empty: its rank in this group.
-  std::vector<Rank> called = {};
   // How long a rank of another host that is waited for may leave questions unanswered; 0: for ever.
   uint64_t silence_ns = 30'000'000'000ull;
   // Follows the name of a part of a group in the flight recorder, as a part counts operations of its own.
@@ -36,10 +34,6 @@ struct GroupOptions {
   // Of the network between hosts, instead of what SMDDP_DEBUG=curve says.
   std::optional<NetworkModel> network = {};
   bool recorded = true;  // its operations, in the flight recorder
-
-  Rank number_of(Rank rank) const {
-    return called.empty() ? rank : called[static_cast<size_t>(rank)];
-  }
 };
 
 }  // namespace smddp

@@ -275,7 +275,7 @@ Status InfoExchange::wait_for(const Awaited& awaited) {
     if (!alive) return alive;
     if (now_ns() >= until) {
       std::vector<Rank> late = missing(store_, awaited.topic, awaited.from);
-      return did_not_join(late.empty() ? std::vector<Rank>{awaited.by} : late);
+      return did_not_join(store_, late.empty() ? std::vector<Rank>{awaited.by} : late);
     }
     if (now_ns() >= next) {  // has() hides that a store has died
       auto own = collect(store_, kInfo, {rank_});

@@ -65,12 +65,15 @@ Status Joining::exchange(RankInfo mine) {
 void Joining::learn(std::vector<RankInfo> infos) {
   infos_ = std::move(infos);
   std::vector<std::string> hosts, host_names;
+  std::vector<Rank> numbers;
   for (const RankInfo& i : infos_) {
     hosts.push_back(i.host);
     host_names.push_back(i.host_name);
+    numbers.push_back(store_.number_of(static_cast<Rank>(numbers.size())));
   }
   key_ = infos_[0].key;
-  members_.emplace(rank_, Topology(hosts), options_.name, std::move(host_names), options_.called);
+  members_.emplace(rank_, Topology(hosts), options_.name, std::move(host_names),
+                   std::move(numbers));
 }
 
 Status Joining::agree() {
@@ -164,7 +167,7 @@ Status tell_failure(Store& store, Rank rank, const GroupOptions& options,
   try {
     if (Status cause = published_failure(store); !cause) return cause;
     std::string host = options.host.empty() ? host_name() : options.host;
-    Status cause{why.code(), "rank " + std::to_string(options.number_of(rank)) + " (" + host +
+    Status cause{why.code(), "rank " + std::to_string(store.number_of(rank)) + " (" + host +
                                  ") could not join group '" + options.name + "': " + why.message()};
     publish_failure(store, cause);
     return cause;

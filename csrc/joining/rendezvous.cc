@@ -56,7 +56,7 @@ Result<std::string> Rendezvous::lead(const std::string& name) {
       ++rank;
       continue;
     }
-    if (Clock::now() >= until) return did_not_join({rank});
+    if (Clock::now() >= until) return did_not_join(store_, {rank});
     if (Clock::now() >= reread) {
       if (Status s = answer(name, &answered); !s) return s;
       reread = Clock::now() + kReread;
@@ -108,7 +108,7 @@ Status Rendezvous::missing() const {
   std::vector<int> all(static_cast<size_t>(ranks_));
   std::iota(all.begin(), all.end(), 0);
   std::vector<int> late = smddp::missing(store_, kArrived, all);
-  return did_not_join(late.empty() ? std::vector<int>{0} : late);
+  return did_not_join(store_, late.empty() ? std::vector<int>{0} : late);
 }
 
 }  // namespace smddp

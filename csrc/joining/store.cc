@@ -23,7 +23,7 @@ Result<std::vector<std::vector<uint8_t>>> collect(Store& store, const std::strin
     if (Status failure = published_failure(store); !failure) return failure;
   }
   if (values.ok() || values.status().code() != Code::kTimeout) return values;
-  return did_not_join(missing(store, topic, from));
+  return did_not_join(store, missing(store, topic, from));
 }
 
 std::vector<int> missing(Store& store, const std::string& topic, const std::vector<int>& from) {
@@ -34,9 +34,10 @@ std::vector<int> missing(Store& store, const std::string& topic, const std::vect
   return ranks;
 }
 
-Status did_not_join(const std::vector<int>& ranks) {
+Status did_not_join(const Store& store, const std::vector<int>& ranks) {
   std::string names;
-  for (int rank : ranks) names += (names.empty() ? "" : ", ") + std::to_string(rank);
+  for (int rank : ranks)
+    names += (names.empty() ? "" : ", ") + std::to_string(store.number_of(rank));
   return {Code::kTimeout, "ranks " + names +
                               " did not join the group in time; look at their logs, or raise the "
                               "timeout of init_process_group / new_group"};

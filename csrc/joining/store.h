@@ -27,12 +27,16 @@ class Store {
   virtual bool has(const std::string& key) = 0;
   // For a key that no rank reads any more. A store that can't remove it keeps it.
   virtual void remove(const std::string& key) = 0;
+  // What sentences for the user call a rank of the group that the store is of: its number in the whole job.
+  virtual int number_of(int rank) const { return rank; }
 };
 
-// A store whose keys all begin with a prefix: a part of `store`, which must outlive it, for one group.
+// A store whose keys all begin with a prefix: a part of `store`, which must outlive it, for one group: of the
+// ranks of the store's group, or of `ranks` of them, in this order.
 class PrefixStore : public Store {
  public:
-  PrefixStore(Store& store, std::string prefix) : store_(store), prefix_(std::move(prefix)) {}
+  PrefixStore(Store& store, std::string prefix, std::vector<int> ranks = {})
+      : store_(store), prefix_(std::move(prefix)), ranks_(std::move(ranks)) {}
   Status set(const std::string& key, const std::vector<uint8_t>& value) override {
     return store_.set(prefix_ + key, value);
   }
@@ -44,10 +48,14 @@ class PrefixStore : public Store {
   }
   bool has(const std::string& key) override { return store_.has(prefix_ + key); }
   void remove(const std::string& key) override { store_.remove(prefix_ + key); }
+  int number_of(int rank) const override {
+    return store_.number_of(ranks_.empty() ? rank : ranks_[static_cast<size_t>(rank)]);
+  }
 
  private:
   Store& store_;
   const std::string prefix_;
+  const std::vector<int> ranks_;
 };
 
 // The pauses between looks at a store: each twice as long as the one before, so that what comes soon is
@@ -73,8 +81,8 @@ Result<std::vector<std::vector<uint8_t>>> collect(Store& store, const std::strin
                                                   const std::vector<int>& from);
 // Those of `from` that have not published.
 std::vector<int> missing(Store& store, const std::string& topic, const std::vector<int>& from);
-// The error of a rank that has waited for `ranks`: kTimeout.
-Status did_not_join(const std::vector<int>& ranks);
+// The error of a rank that has waited for `ranks` of the store's group: kTimeout.
+Status did_not_join(const Store& store, const std::vector<int>& ranks);
 // Tells all ranks of the group that it can't be made, in a sentence that names the rank. The first such
 // sentence counts: it is the cause of the others.
 void publish_failure(Store& store, const Status& why) noexcept;

@@ -18,8 +18,9 @@ namespace smddp {
 
 class StoreAdapter final : public Store {
  public:
-  StoreAdapter(c10::intrusive_ptr<c10d::Store> store, std::chrono::milliseconds timeout)
-      : store_(std::move(store)), timeout_(timeout) {}
+  StoreAdapter(c10::intrusive_ptr<c10d::Store> store, std::chrono::milliseconds timeout,
+               std::vector<int> numbers)
+      : store_(std::move(store)), timeout_(timeout), numbers_(std::move(numbers)) {}
 
   Status set(const std::string& key, const std::vector<uint8_t>& value) override {
     return guarded([&] { store_->set(prefix_ + key, value); });
@@ -50,6 +51,10 @@ class StoreAdapter final : public Store {
 
   void remove(const std::string& key) override {
     (void)guarded([&] { (void)store_->deleteKey(prefix_ + key); });
+  }
+
+  int number_of(int rank) const override {
+    return numbers_.empty() ? rank : numbers_[static_cast<size_t>(rank)];
   }
 
  private:
@@ -96,24 +101,26 @@ class StoreAdapter final : public Store {
 
   c10::intrusive_ptr<c10d::Store> store_;
   std::chrono::milliseconds timeout_;
+  const std::vector<int> numbers_;
   const std::string prefix_ = "smddp/";
 };
 
 class GroupStore {
  public:
-  // Waits for all ranks of the group; throws if one does not come in time.
+  // Waits for all ranks of the group; throws if one does not come in time. `numbers`: theirs in the whole job;
+  // empty: the group is the whole job.
   GroupStore(c10::intrusive_ptr<c10d::Store> store, int rank, int ranks,
-             std::chrono::milliseconds timeout)
-      : whole_(std::move(store), timeout),
-        meeting_(whole_, rank, ranks, timeout),
-        rendezvous_(meet(meeting_)),
-        part_(whole_, rendezvous_ + "/") {}
+             std::chrono::milliseconds timeout, std::vector<int> numbers)
+      : whole_(std::move(store), timeout, std::move(numbers)),
+        rendezvous_(whole_, rank, ranks, timeout),
+        name_(meet(rendezvous_)),
+        part_(whole_, name_ + "/") {}
 
   Store& part() { return part_; }
   // Once the group is made.
-  void forget_meeting() { meeting_.forget(); }
+  void forget_rendezvous() { rendezvous_.forget(); }
   // The name of the rendezvous that made the group, the same on all its ranks.
-  const std::string& rendezvous() const { return rendezvous_; }
+  const std::string& rendezvous() const { return name_; }
 
  private:
   static std::string meet(Rendezvous& rendezvous) {
@@ -123,8 +130,8 @@ class GroupStore {
   }
 
   StoreAdapter whole_;
-  Rendezvous meeting_;
-  const std::string rendezvous_;
+  Rendezvous rendezvous_;
+  const std::string name_;
   PrefixStore part_;
 };
 

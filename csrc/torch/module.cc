@@ -199,16 +199,18 @@ void define_group(py::module_& m) {
       m, "ProcessGroupSMDDP")
       .def(py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                        std::chrono::milliseconds timeout, const std::string& group_name,
-                       py::object factory, py::object measure, bool whole_job) {
+                       py::object factory, py::object measure, std::vector<int> ranks,
+                       bool whole_job) {
              Fallback::Factory make = factory_of(std::move(factory));
              MeasureRoutes measured = measure_of(std::move(measure));
              py::gil_scoped_release no_gil;  // the call waits for the other ranks
              return c10::make_intrusive<ProcessGroupSMDDP>(store, rank, size, timeout, group_name,
-                                                           std::move(make), measured, whole_job);
+                                                           std::move(make), measured, std::move(ranks),
+                                                           whole_job);
            }),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
            py::arg("group_name"), py::arg("fallback_factory"), py::arg("measure_routes"),
-           py::arg("whole_job") = false)
+           py::arg("ranks"), py::arg("whole_job") = false)
       .def("_force_route", [](ProcessGroupSMDDP& group,
                               const std::string& name) { group.routes().force(parse_route(name)); })
       .def_property_readonly(

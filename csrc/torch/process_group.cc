@@ -78,9 +78,10 @@ Process& process_for(Store& store, int rank, const std::string& group_name) {
 ProcessGroupSMDDP::ProcessGroupSMDDP(const intrusive_ptr<c10d::Store>& store, int rank, int size,
                                      std::chrono::milliseconds timeout,
                                      const std::string& group_name, Fallback::Factory factory,
-                                     const MeasureRoutes& measure, bool whole_job)
+                                     const MeasureRoutes& measure, std::vector<int> ranks,
+                                     bool whole_job)
     : Backend(rank, size),
-      store_(std::make_shared<GroupStore>(store, rank, size, timeout)),
+      store_(std::make_shared<GroupStore>(store, rank, size, timeout, std::move(ranks))),
       process_(process_for(store_->part(), rank, group_name)),
       engine_(process_.engine()),
       timeout_(timeout),
@@ -98,7 +99,7 @@ ProcessGroupSMDDP::ProcessGroupSMDDP(const intrusive_ptr<c10d::Store>& store, in
   if (!created) throw_status(created.status());
   group_ = std::move(created.value());
   LiveGroups::process().add(group_.get());
-  store_->forget_meeting();
+  store_->forget_rendezvous();
 }
 
 ProcessGroupSMDDP::~ProcessGroupSMDDP() {

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 FALLBACK_PREFIX = "fallback:"
 
 _default_rank: int | None = None
-# The global ranks of the groups that this process has made since the default group, by name.
-_members: dict[str, list[int]] = {}
+_has_made_group = False
 
 
 def create(
@@ -48,7 +47,7 @@ def create(
         SmddpConfigError: an environment variable holds a value that is not allowed.
         RuntimeError: a rank could not make its part, or did not come in time; says which and why.
     """
-    global _default_rank
+    global _default_rank, _has_made_group
     core = extension.core
     is_default = not dist.is_initialized()
     if is_default:
@@ -64,24 +63,18 @@ def create(
             options.group_id,
             fallback_factory(options, timeout, backend_options),
             measure_routes,
+            list(options.global_ranks_in_group),
             is_default or options.group_size == dist.get_world_size(),
         )
     except RuntimeError:
         _reset_names_after_failed_world()
         raise
-    _members[options.group_id] = list(options.global_ranks_in_group) or list(
-        range(options.group_size)
-    )
+    _has_made_group = True
     return group
 
 
 def _configure_core(current: settings.Settings) -> None:
     extension.core.configure(**current.core_options())
-
-
-def global_ranks(group: str) -> list[int]:
-    """The global ranks of a group, by its name, in the order of the group; empty if not known."""
-    return _members.get(group, [])
 
 
 def serves(group: Any, device: torch.device) -> bool:
@@ -96,7 +89,7 @@ def serves(group: Any, device: torch.device) -> bool:
 
 def has_made_group() -> bool:
     """Whether this process has made a group of smddp."""
-    return bool(_members)
+    return _has_made_group
 
 
 def default_rank() -> int | None:
@@ -197,25 +190,7 @@ def states(with_connections: bool = False) -> list[dict[str, Any]]:
     """The state of each group, with the job's numbers of its ranks; none before the first group."""
     if not extension.is_loaded():
         return []
-    return [_by_global_ranks(group) for group in extension.core.group_states(with_connections)]
-
-
-def _by_global_ranks(group: dict[str, Any]) -> dict[str, Any]:
-    ranks = global_ranks(group["name"])
-    if len(ranks) != len(group["members"]):
-        return group
-    oldest = group["oldest"]
-    if oldest is not None:
-        oldest = {**oldest, "awaited": _renumbered(oldest["awaited"], ranks)}
-    found = {**group, "members": ranks, "oldest": oldest}
-    for key in ("peers", "connections"):
-        if key in group:
-            found[key] = _renumbered(group[key], ranks)
-    return found
-
-
-def _renumbered(rows: list[dict[str, Any]], ranks: list[int]) -> list[dict[str, Any]]:
-    return [{**row, "rank": ranks[row["rank"]]} for row in rows]
+    return extension.core.group_states(with_connections)
 
 
 def peer_statistics() -> dict[str, list[dict[str, Any]]]:

@@ -5,6 +5,8 @@ Each test has a world of its own, with a short deadline.
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import threading
 import time
@@ -247,6 +249,41 @@ def test_torch_abort_process_group() -> None:
     with fresh("AAB", env=SHORT) as world:
         world.run(collective, "all_gather")
         assert world.run(abort_and_leave) == ["left"] * 3
+
+
+# ---- sentences of a group of some ranks name them by their ranks in the job
+
+MEMBERS, VICTIM = [3, 1, 2], 1
+
+
+def fail_in_a_part(ctx: Context, how: str) -> str:
+    """A group of the ranks 3, 1, 2 of four, on which its second rank fails."""
+    if how == "comes too late" and ctx.rank == VICTIM:
+        return ""
+    part = dist.new_group(MEMBERS, timeout=timedelta(seconds=4), use_local_synchronization=True)
+    if ctx.rank not in MEMBERS:
+        return ""
+    if ctx.rank == VICTIM:
+        if how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "is late":
+            time.sleep(DEADLINE * 1.5)
+    tensor = torch.ones(1000, dtype=torch.int32 if ctx.rank == VICTIM else torch.float32)
+    dist.all_reduce(tensor if how == "disagrees" else tensor.float(), group=part)
+    return "no error"
+
+
+@pytest.mark.parametrize("layout", ["AAAA", "ABAB", "ABBC"])
+def test_sentences_of_a_part_name_ranks_of_the_job(layout: str) -> None:
+    kinds = ("dies", "is late", "disagrees", "comes too late")
+    with at_once(((how, layout) for how in kinds), SHORT) as worlds:
+        for how, world in worlds.items():
+            world.submit(fail_in_a_part, how)
+        for how, world in worlds.items():
+            for failure in raised_by(world, [2, 3], 2 * DEADLINE + 3 * GRACE):
+                named = {int(rank) for rank in re.findall(r"ranks? (\d+)", failure.message)}
+                assert VICTIM in named or (how == "disagrees" and named), failure.message
+                assert named <= set(MEMBERS), failure.message
 
 
 # ---- time limits of torch
