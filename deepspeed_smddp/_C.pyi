@@ -88,9 +88,9 @@ class ProcessGroupSMDDP(Backend):
     ``fallback_factory(device_type, rendezvous)`` makes the backend for all other operations. The
     first operation that needs it calls it, at most once per device type, under the GIL.
     ``rendezvous`` names the one that made the group and is the same on all its ranks.
-    ``ranks``: the numbers of the group's ranks in the job, by which errors and states call them; empty:
-    the group's own. ``whole_job``: all ranks of the job take part, so that they need not tell later groups what
-    their processes are.
+    ``ranks``: the numbers of the group's ranks in the job, by which errors and states call them;
+    empty: the group's own. ``whole_job``: all ranks of the job take part, so that they need not
+    tell later groups what their processes are.
     """
 
     def __init__(
