@@ -40,6 +40,7 @@ ErrorState::ErrorState() : notification_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK
 void ErrorState::set_reporter(std::chrono::milliseconds hold) {
   std::lock_guard lock(mutex_);
   hold_ = hold;
+  failure_.clear();  // the next job may fail as this one did
   changed_.notify_all();
 }
 

@@ -191,13 +191,22 @@ class Reporter(threading.Thread):
 
     def run(self) -> None:
         """Waits for errors and requests, and reports them."""
-        notification = extension.core.error_notification()
-        while not self._ended.is_set():
-            select.select([notification, self._listener.socket.fileno()], [], [])
+        try:
+            self._watch()
+        finally:  # however the thread ends, it holds no error back
+            extension.core.reported()
+            if not self._ended.is_set():
+                extension.core.hold_errors(timedelta(0))
+
+    def _watch(self) -> None:
+        wanted = select.poll()  # select() has no descriptors beyond 1,023
+        wanted.register(extension.core.error_notification(), select.POLLIN)
+        wanted.register(self._listener.socket, select.POLLIN)
+        while True:
+            wanted.poll()
             why = extension.core.take_error()
             asked = self._listener.was_asked()
             if self._ended.is_set():
-                extension.core.reported()  # errors of the next group are not held back
                 return
             is_news = time.monotonic() > self._latest + _SAME_CAUSE_SECONDS
             if asked or (why and (is_news or why.startswith(_SIGNAL))):

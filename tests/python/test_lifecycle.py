@@ -59,6 +59,33 @@ def test_init_and_destroy_three_times(layout: str) -> None:
     assert all("done" in end.output for end in ends)
 
 
+def test_failures_one_after_another_are_told_at_once() -> None:
+    """The same sentence each time, as in a restarted job; beyond 1,024 descriptors."""
+    program = """
+    import resource
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    open_files = [open("/dev/null") for _ in range(1100)]
+    seconds = []
+    for turn in range(TURNS):
+        join(f"turn {turn}")
+        began = time.monotonic()
+        try:
+            dist.all_reduce(torch.ones(10, dtype=torch.int32 if rank else torch.float32))
+        except RuntimeError as error:
+            assert "int32" in str(error), error
+        else:
+            raise AssertionError("no error")
+        seconds.append(time.monotonic() - began)
+        dist.destroy_process_group()
+    assert max(seconds) < 5, seconds
+    print("done", max(seconds))
+    """
+    turns = os.environ.get("TEST_FAILURES", "5")
+    ends = programs.run("AB", program.replace("TURNS", turns), limit=20 + 5 * int(turns))
+    assert all("done" in end.output for end in ends), ends
+
+
 # How a program ends without destroying its group, and its exit code.
 ENDS = {
     "nothing in flight": (
