@@ -43,7 +43,8 @@ class SocketAddress {
   sockaddr_storage storage_ = {};
 };
 
-// Listens at `at`, for connections whose other side speaks first. If its port is 0, the kernel chooses one and `at` gets it. kUnavailable with the reason.
+// Listens at `at`, for connections whose other side speaks first. If its port is 0, the kernel chooses one and `at`
+// gets it. kUnavailable with the reason.
 Result<FileDescriptor> listen_at(SocketAddress* at);
 // The kernel keeps a connection to this listening socket back until it says something, up to half a minute: until
 // then it takes no descriptor.

@@ -81,7 +81,8 @@ Result<std::unique_ptr<Group>> Group::subgroup(Store& store, const std::string& 
   options.part += "/" + label;
   const auto mine = std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin();
   PrefixStore part(store, label + "/", ranks);
-  return create(process_, part, static_cast<int>(mine), static_cast<int>(ranks.size()), std::move(options));
+  return create(process_, part, static_cast<int>(mine), static_cast<int>(ranks.size()),
+                std::move(options));
 }
 
 Group::~Group() {

@@ -8,7 +8,7 @@
 namespace smddp {
 namespace {
 
-constexpr std::chrono::seconds kIdleThread(1);    // after which a thread ends
+constexpr std::chrono::seconds kIdleThread(1);     // after which a thread ends
 constexpr std::chrono::seconds kLastCallbacks(2);  // settle()
 
 }  // namespace

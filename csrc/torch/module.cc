@@ -205,8 +205,8 @@ void define_group(py::module_& m) {
              MeasureRoutes measured = measure_of(std::move(measure));
              py::gil_scoped_release no_gil;  // the call waits for the other ranks
              return c10::make_intrusive<ProcessGroupSMDDP>(store, rank, size, timeout, group_name,
-                                                           std::move(make), measured, std::move(ranks),
-                                                           whole_job);
+                                                           std::move(make), measured,
+                                                           std::move(ranks), whole_job);
            }),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
            py::arg("group_name"), py::arg("fallback_factory"), py::arg("measure_routes"),

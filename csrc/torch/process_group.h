@@ -31,8 +31,8 @@ class ProcessGroupSMDDP final : public c10d::Backend {
  public:
   ProcessGroupSMDDP(const intrusive_ptr<c10d::Store>& store, int rank, int size,
                     std::chrono::milliseconds timeout, const std::string& group_name,
-                    Fallback::Factory factory, const MeasureRoutes& measure,
-                    std::vector<int> ranks, bool whole_job);
+                    Fallback::Factory factory, const MeasureRoutes& measure, std::vector<int> ranks,
+                    bool whole_job);
   ~ProcessGroupSMDDP() override;
 
   const std::string getBackendName() const override { return "smddp"; }
