@@ -33,7 +33,7 @@ bool accepts_edited(std::vector<uint8_t> bytes, Edit edit) {
 
 TEST(Wire, AcceptsEveryTypeWithAndWithoutPayload) {
   for (Type type : {Type::kReady, Type::kData, Type::kAbort, Type::kWritten, Type::kClosed,
-                    Type::kAsk, Type::kSentAll}) {
+                    Type::kAsk, Type::kSentAll, Type::kLeaving, Type::kTaken}) {
     EXPECT_TRUE(accepts(message(type, 0)));
     EXPECT_TRUE(accepts(message(type, 1)));
     EXPECT_TRUE(accepts(message(type, 128 * 1024)));
@@ -83,7 +83,7 @@ TEST(Wire, RejectsAnotherMagicOrVersion) {
 TEST(Wire, RejectsUnknownTypes) {
   std::vector<uint8_t> good = message(Type::kData, 8);
   for (int type = 0; type < 256; ++type) {
-    bool known = type >= 1 && type <= 7;
+    bool known = type >= 1 && type <= 9;
     EXPECT_EQ(accepts_edited(good, [&](Header& h) { h.type = static_cast<Type>(type); }), known)
         << type;
   }
