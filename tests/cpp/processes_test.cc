@@ -124,7 +124,7 @@ class Stopped : public testing::Test {
         Joined{presence->token(), presence->presence_fd(), presence->doorbell_fd(), outbox->fd()});
     for (;;) ::pause();
   }};
-  Members members_{0, Topology({"A", "A"}), "g", {"A", "A"}, {}};
+  Members members_{0, Topology({"A", "A"}), "g", {"A", "A"}, {0, 1}};
   Shape shape_{.ranks = 2};
   LocalPeers local_;
   RemotePeers remote_{{}, {}, 0, 2, nullptr, 0};

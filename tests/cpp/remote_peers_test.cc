@@ -58,7 +58,7 @@ struct StuckAndLive {
   }
   std::unique_ptr<Transport> own, stuck, live;
   std::optional<RemotePeers> remote;
-  Members members{0, Topology({"A", "B", "C"}), "g", {"A", "B", "C"}, {}};
+  Members members{0, Topology({"A", "B", "C"}), "g", {"A", "B", "C"}, {0, 1, 2}};
   RailTurns turns;
   PeerTallies tallies{3};
   std::atomic<uint64_t> waiters{0};

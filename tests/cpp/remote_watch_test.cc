@@ -70,7 +70,7 @@ class Watched : public testing::Test {
     return status;
   }
 
-  Members members_{0, Topology({"A", "B"}), "g", {"A", "B"}, {}};
+  Members members_{0, Topology({"A", "B"}), "g", {"A", "B"}, {0, 1}};
   Shape shape_{.ranks = 2, .nodes = 2};
   std::unique_ptr<transport::Transport> own_, other_;
   std::unique_ptr<liveness::Liveness> asks_, answers_;
