@@ -129,9 +129,10 @@ TEST(Liveness, AStrangerLearnsNothingAndTakesNoPlace) {
   std::vector<FileDescriptor> held(300);
   for (FileDescriptor& socket : held) ASSERT_EQ(begin_connect(contact, &socket), 0);
   usleep(50'000);
-  size_t said = 0;  // the kernel holds back those that say nothing
-  for (const FileDescriptor& socket : held)
+  for (const FileDescriptor& socket : held) {  // the kernel holds back those that say nothing
+    size_t said = 0;
     ASSERT_EQ(write_some(socket, "?", 1, &said), Moved::kAll);
+  }
   ASSERT_TRUE(asks_until(*asker, process, answers));
   int error = 0, closed = 0;
   char byte;
