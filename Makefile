@@ -151,7 +151,7 @@ test-python: build $(TEST_EXTENSIONS)/.stamp  ## Python tests only; PYTEST_ARGS=
 	  $(PYTEST) --last-failed --last-failed-no-failures none --maxfail 3 "$$@" $(PYTEST_ARGS); }; \
 	echo "tests that can run side by side, in $(WORKERS) processes"; one=0; two=0; \
 	$(PYTEST) $(SIDE_BY_SIDE) --alone skip --rare $(RARE) $(PYTEST_ARGS) || one=$$?; \
-	if [ $$one = 1 ]; then again -n 1 --dist loadgroup --alone skip --rare $(RARE) && one=0; fi; \
+	if [ $$one = 1 ]; then again --alone skip --rare $(RARE) && one=0; fi; \
 	echo "tests that must run alone"; \
 	$(PYTEST) --alone only --rare $(RARE) $(PYTEST_ARGS) || two=$$?; \
 	if [ $$two = 1 ]; then again --alone only --rare $(RARE) && two=0; fi; \

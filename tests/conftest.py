@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -105,8 +106,14 @@ def pytest_sessionstart() -> None:
     remove_stale_locks(EXTENSIONS, STALE)
 
 
-def pytest_sessionfinish() -> None:
+@pytest.hookimpl(trylast=True)  # after pytest has noted what failed
+def pytest_sessionfinish(session: pytest.Session) -> None:
     shutil.rmtree(os.environ["SMDDP_REPORT_DIR"], ignore_errors=True)
+    cache = session.config.cache
+    if cache is not None and not hasattr(session.config, "workerinput"):
+        # Under the names of a run side by side, "name@group", no later run would find them.
+        failed = cache.get("cache/lastfailed", {})
+        cache.set("cache/lastfailed", {re.sub(r"@\w[\w:]*$", "", name): True for name in failed})
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

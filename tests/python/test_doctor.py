@@ -37,8 +37,7 @@ def test_ranks_that_deviate_are_named() -> None:
         "from deepspeed_smddp.diagnostics.doctor import rank_facts\n"
         "os.environ['SMDDP_FALLBACK'] = 'error'\n"
         "os.environ['NCCL_PROTO'] = 'Simple'\n"
-        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (777, hard))\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (777, 777))\n"
         "rank_facts.package_hash = lambda: 'another'\n"
     )
     found = {row["name"]: row for row in report["deviations"]}

@@ -124,8 +124,8 @@ def test_a_host_whose_pairs_fail_is_left_out_of_further_pairs(
 ) -> None:
     calls = []
 
-    def broken(store: Any, place: int, name: str, seconds: float) -> float:
-        calls.append(name)
+    def broken(store: Any, place: int, ranks: list[int], seconds: float) -> float:
+        calls.append(ranks)
         raise RuntimeError("no route to host")
 
     class Alone:

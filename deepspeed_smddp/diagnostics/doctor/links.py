@@ -86,7 +86,9 @@ def partner(pairs: list[tuple[int, int]], host: int) -> int | None:
     return None
 
 
-def measure_pair(store: Any, place: int, name: str, seconds: float) -> tuple[float, str, str]:
+def measure_pair(
+    store: Any, place: int, ranks: list[int], seconds: float
+) -> tuple[float, str, str]:
     """Bytes per second each way, at the same time, between this rank and one other.
 
     Also the network model that their group uses, and where it is from. If ``SMDDP_DEBUG`` has no
@@ -98,7 +100,7 @@ def measure_pair(store: Any, place: int, name: str, seconds: float) -> tuple[flo
     Args:
         store: of this pair alone.
         place: 0 on one rank, 1 on the other.
-        name: of the pair, for error messages.
+        ranks: the two.
         seconds: the timeout of the rendezvous and of each AllGather.
 
     Raises:
@@ -107,8 +109,9 @@ def measure_pair(store: Any, place: int, name: str, seconds: float) -> tuple[flo
     if settings.current().debug.curve == "auto":
         os.environ[DEBUG] = f"{os.environ.get(DEBUG, '')},curve={ANEW}"
     timeout = timedelta(seconds=seconds)
+    name = "doctor {}-{}".format(*ranks)
     group = extension.core.ProcessGroupSMDDP(
-        store, place, 2, timeout, name, _no_fallback, lambda *_: None
+        store, place, 2, timeout, name, _no_fallback, lambda *_: None, ranks
     )
     try:
         rate = _rate(group, place)
@@ -189,7 +192,7 @@ def _refusal(found: Sequence[Half], partner: int, end: float) -> str:
 
 
 def _pair(rendezvous: Rendezvous, number: int, partner: int, refusal: str, end: float) -> Half:
-    name = f"{min(rendezvous.rank, partner)}-{max(rendezvous.rank, partner)}"
+    ranks = sorted((rendezvous.rank, partner))
     # A partner may still be in a pair that fails. Only when both have come does the time begin.
     rendezvous.put(f"pair/{number}/{rendezvous.rank}", refusal)
     if not refusal:
@@ -200,10 +203,11 @@ def _pair(rendezvous: Rendezvous, number: int, partner: int, refusal: str, end: 
             rendezvous.put(f"pair/{number}/{rendezvous.rank}", refusal)  # should it come yet
     if refusal:
         return Half(number, partner, SKIPPED, why=refusal)
-    place = int(rendezvous.rank > partner)
     try:
-        store = rendezvous.part(f"pair-store/{number}/{name}")
-        rate, network, source = measure_pair(store, place, f"doctor {name}", PAIR_SECONDS)
+        store = rendezvous.part("pair-store/{}/{}-{}".format(number, *ranks))
+        rate, network, source = measure_pair(
+            store, ranks.index(rendezvous.rank), ranks, PAIR_SECONDS
+        )
     except Exception as error:  # the other pairs are still to be measured
         return Half(number, partner, BLOCKED, why=str(error).strip() or type(error).__name__)
     return Half(number, partner, MEASURED, rate, network=network, network_source=source)
