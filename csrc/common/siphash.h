@@ -32,7 +32,7 @@ class Hash {
       std::memcpy(&word, at, 8);
       absorb(word);
     }
-    std::memcpy(&rest_, at, bytes);
+    if (bytes > 0) std::memcpy(&rest_, at, bytes);  // of nothing, `data` may be nullptr
   }
   uint64_t value() {
     absorb(rest_ | size_ << 56);
