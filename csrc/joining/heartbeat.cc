@@ -1,5 +1,7 @@
 #include "joining/heartbeat.h"
 
+#include <utility>
+
 #include "joining/encoding.h"
 
 namespace smddp {
@@ -7,21 +9,21 @@ namespace smddp {
 std::string heartbeat_key(int rank) { return key_of("heartbeat", rank); }
 
 Status Heartbeat::begin() {
-  if (counted_ > 0) return {};
+  if (std::exchange(began_, true)) return {};
   if (Status out = count(); !out) return out;
   if (every_.count() > 0) thread_ = std::thread([this] { run(); });
   return {};
 }
 
 void Heartbeat::end() {
-  if (counted_ == 0) return;
+  if (!began_) return;
   {
     std::lock_guard lock(mutex_);
     ended_ = true;
   }
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
-  counted_ = 0;
+  began_ = false;
 }
 
 Status Heartbeat::count() {

@@ -39,7 +39,8 @@ class Heartbeat {
   Store& store_;
   const std::string key_;
   const std::chrono::milliseconds every_;
-  uint64_t counted_ = 0;
+  bool began_ = false;
+  uint64_t counted_ = 0;  // of the thread, once it runs
   std::mutex mutex_;
   std::condition_variable changed_;
   bool ended_ = false;
