@@ -128,7 +128,9 @@ class CountingStore : public Store {
     return store_.has(prefix_ + key);
   }
   void remove(const std::string& key) override { store_.remove(prefix_ + key); }
-  static bool is_heartbeat(const std::string& key) { return key.starts_with("heartbeat/"); }
+  static bool is_heartbeat(const std::string& key) {
+    return key.find("heartbeat/") != std::string::npos;
+  }
   bool is_own_info(const std::string& key) const {
     return key.starts_with("rank_info/") && written.contains(key);
   }
