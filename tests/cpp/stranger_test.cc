@@ -53,7 +53,7 @@ class Stranger {
   void write(uint32_t immediate, size_t bytes, uint64_t address, uint64_t key) {
     count(::fi_writedata(ep_, memory_.data(), bytes, nullptr, immediate, to_, address, key, this));
   }
-  // A write to nowhere, for which nobody checks a key, with immediate data.
+  // A write of no bytes, whose key no provider checks, with immediate data.
   void write_nothing(uint32_t immediate) {
     fi_msg_rma message = {nullptr, nullptr, 0, to_, nullptr, 0, this, immediate};
     count(::fi_writemsg(ep_, &message, FI_REMOTE_CQ_DATA | FI_COMPLETION));
