@@ -9,8 +9,8 @@
 
 namespace smddp {
 
-// The time of a simulation, which now_ns() then reads. Set before any engine is made, and never in a process
-// that has groups of its own.
+// The time of a simulation, which now_ns() then reads: from before its first engine is made until after its last, and
+// never in a process that has groups of its own.
 inline const uint64_t* simulated_clock = nullptr;
 
 inline uint64_t clock_ns(clockid_t clock) {

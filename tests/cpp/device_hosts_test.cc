@@ -290,6 +290,7 @@ TEST(DeviceHosts, WhatComesFromAPeerThatFailedIsNotTakenForAResult) {
       EXPECT_FALSE(r.failure().ok());
       failed.arrive_and_wait();
       std::atomic_ref(never).store(1);
+      (void)r.gpu.synchronize(r.user);  // the stream reads `never`
     });
   });
 }

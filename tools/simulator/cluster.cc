@@ -95,6 +95,7 @@ Cluster::~Cluster() {
     ranks_[rank].group.reset();
     ranks_[rank].process.reset();
   }
+  simulated_clock = nullptr;  // the network's
 }
 
 void Cluster::settle() {
