@@ -55,9 +55,9 @@ size_t LocalPeers::reach(intranode::Lane lane, int i, size_t offset, const std::
   return 0;
 }
 
-void LocalPeers::abort(const std::string& reason, uint64_t from) {
+void LocalPeers::abort(const std::string& reason, uint64_t from, intranode::GaveUp how) {
   if (!outbox_) return;
-  outbox_->abort(reason, from);
+  outbox_->abort(reason, from, how);
   pushed_since_wake_ = true;
 }
 

@@ -44,7 +44,8 @@ class LocalPeers {
   // lie: in the peer's slot, or in memory that the peer shares. 0: they need a single-copy read.
   size_t reach(intranode::Lane lane, int i, size_t offset, const std::byte** at);
   // Tells the peers that this rank gives up the group from fragment `from` on.
-  void abort(const std::string& reason, uint64_t from);
+  void abort(const std::string& reason, uint64_t from,
+             intranode::GaveUp how = intranode::GaveUp::kBroken);
   // Wakes the peers that sleep and have something to look at since the last call.
   void wake();
 

@@ -45,8 +45,10 @@ void FailureDetector::tell_peers() noexcept {
 void FailureDetector::check_aborts() {
   uint64_t oldest = fragments_.first_incomplete();
   for (int i = 0; i < local_.count(); ++i) {
-    const char* reason = local_.inbox(i).aborted();
-    if (reason == nullptr || local_.inbox(i).aborted_from() > oldest) continue;
+    const intranode::Inbox& inbox = local_.inbox(i);
+    const char* reason = inbox.aborted();
+    if (reason == nullptr || inbox.aborted_from() > oldest) continue;
+    if (inbox.destroyed() && fragments_.in_flight().empty()) continue;
     return fail({Code::kAborted, std::string(reason)});
   }
   if (heard_abort_from_ <= oldest) fail({Code::kAborted, heard_abort_reason_});
@@ -61,10 +63,12 @@ void FailureDetector::on_abort(const wire::Header& header, const std::byte* reas
   check_aborts();
 }
 
-void FailureDetector::leave() {
-  remote_watch_.leave(
-      fragments_.first_incomplete(),
-      members_.describe(members_.rank()) + " has destroyed group '" + members_.group_name() + "'");
+void FailureDetector::leave(const std::string& cause) {
+  uint64_t from = fragments_.first_incomplete();
+  std::string reason = members_.describe(members_.rank()) + " has destroyed group '" +
+                       members_.group_name() + "'" + cause;
+  local_.abort(reason, from, intranode::GaveUp::kDestroyed);
+  remote_watch_.leave(from, reason);
 }
 
 bool FailureDetector::watch(uint64_t now) {
@@ -101,7 +105,9 @@ void FailureDetector::check_neighbors(uint64_t now) {
   for (int i = 0; i < local_.count(); ++i) {
     if (!local_.neighbor(i).dead()) continue;
     for (const auto& fragment : fragments_.in_flight()) {
-      if (fragment->needs(i)) return fail(fragment->lost(i));
+      if (!fragment->needs(i)) continue;
+      check_aborts();  // its last words
+      return fail(fragment->lost(i));
     }
   }
   if (Status fine = local_watch_.look(now); !fine) fail(std::move(fine));

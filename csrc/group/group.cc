@@ -47,6 +47,10 @@ Result<std::unique_ptr<Group>> Group::create(Process& process, Store& store, int
     return Status(Code::kInvalid,
                   "rank " + std::to_string(rank) + " of " + std::to_string(ranks) + " is no rank");
   }
+  {
+    Engine::Lock lock = process.engine().lock();
+    process.forget_cause();
+  }
   return GroupBuilder(process, store, rank, ranks, std::move(options)).build();
 }
 
@@ -95,8 +99,8 @@ Group::~Group() {
   {
     Engine::Lock lock = engine_.lock();
     guarded([&] {
-      failures_.leave();
-      leave();
+      failures_.leave(process_.cause());
+      start_leaving();
     });
     if (!remote_.ranks().empty()) process_.network().wear();
   }
@@ -263,7 +267,10 @@ bool Group::give_up() {
   uint64_t now = now_ns();
   if (!broken_at_ && !closing_.busy()) guarded([&] { broken_at_ = oldest(now); });
   failures_.tell_peers();
-  if (closing_.begin(now) && !remote_.ranks().empty()) process_.network().wear();
+  if (closing_.begin(now)) {
+    guarded([&] { process_.broke(health_.status().message()); });
+    if (!remote_.ranks().empty()) process_.network().wear();
+  }
   remote_watch_.find_silent(now, leaving_ns_ != 0);
   remote_.flush_aborts();
   if (!closing_.progress(now)) return false;
@@ -343,8 +350,14 @@ void Group::take(const wire::Header& header, const std::byte* payload) {
 }
 
 void Group::leave() {
-  if (health_.ok() && busy())
-    failures_.fail({Code::kAborted, describe(rank()) + " ended with operations in flight"});
+  if (health_.ok() && (busy() || !process_.cause().empty()))
+    failures_.fail({Code::kAborted, describe(rank()) + " ended" +
+                                        (busy() ? " with operations in flight" : "") +
+                                        process_.cause()});
+  start_leaving();
+}
+
+void Group::start_leaving() {
   leaving_ns_ = now_ns();
   progress();
 }

@@ -135,12 +135,12 @@ uint64_t Outbox::read_by(Lane lane, int reader) const {
   return counts(shared_.mapping, capacity_, lane)[reader].pieces.load(std::memory_order_acquire);
 }
 
-void Outbox::abort(const std::string& reason, uint64_t first) {
+void Outbox::abort(const std::string& reason, uint64_t first, GaveUp how) {
   OutboxHead* h = head();
-  if (h->aborted.load(std::memory_order_relaxed) != 0) return;
+  if (h->aborted.load(std::memory_order_relaxed) != GaveUp::kNo) return;
   std::strncpy(h->reason, reason.c_str(), kReasonBytes - 1);
   h->aborted_from = first;
-  h->aborted.store(1, std::memory_order_release);
+  h->aborted.store(how, std::memory_order_release);
   // What the owner writes into its memory from now on comes after: see Inbox::gave_up().
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
@@ -220,9 +220,13 @@ bool Inbox::any_denied() const {
 
 const char* Inbox::aborted() const {
   OutboxHead* head = head_of(mapping_);
-  if (head->aborted.load(std::memory_order_acquire) == 0) return nullptr;
+  if (head->aborted.load(std::memory_order_acquire) == GaveUp::kNo) return nullptr;
   if (reason_[0] == 0) std::memcpy(reason_, head->reason, sizeof reason_ - 1);
   return reason_;
+}
+
+bool Inbox::destroyed() const {
+  return head_of(mapping_)->aborted.load(std::memory_order_relaxed) == GaveUp::kDestroyed;
 }
 
 uint64_t Inbox::aborted_from() const { return head_of(mapping_)->aborted_from; }

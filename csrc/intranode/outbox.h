@@ -63,16 +63,19 @@ struct alignas(128) ReadCount {
   std::atomic<uint64_t> pieces;
 };
 
+// A rank that has destroyed a group that worked is missed only by those that still need it.
+enum class GaveUp : uint32_t { kNo, kBroken, kDestroyed };
+
 struct OutboxHead {
   JobKey key;         // from the owner's RankInfo
   uint32_t capacity;  // readers that the layout has room for
   // Readers that have mapped this outbox and have tested single-copy reads.
   std::atomic<uint32_t> attached;
-  std::atomic<uint32_t> denied;   // the attached readers that can't read the owner's memory
-  std::atomic<uint32_t> aborted;  // 1: the owner gave the group up; `reason` says why
-  uint64_t aborted_from;          // the first fragment that the owner gave up
-  uint64_t probe_address;         // a word in the owner's private memory
-  uint64_t probe_value;           // the contents of that word
+  std::atomic<uint32_t> denied;  // the attached readers that can't read the owner's memory
+  std::atomic<GaveUp> aborted;   // whether the owner did; `reason` says why
+  uint64_t aborted_from;         // the first fragment that the owner gave up
+  uint64_t probe_address;        // a word in the owner's private memory
+  uint64_t probe_value;          // the contents of that word
   char reason[kReasonBytes];
 };
 
@@ -109,7 +112,7 @@ class Outbox {
   uint64_t read_by(Lane lane, int reader) const;
   // Tells the readers that this rank gives up the fragments from `first` on, and the group. This rank has
   // already pushed all of its pieces of earlier fragments.
-  void abort(const std::string& reason, uint64_t first);
+  void abort(const std::string& reason, uint64_t first, GaveUp how = GaveUp::kBroken);
 
  private:
   struct Ring {
@@ -141,6 +144,7 @@ class Inbox {
   void pop(Lane lane);
   // The owner's reason, or nullptr. A copy that ends, whatever the owner has written.
   const char* aborted() const;
+  bool destroyed() const;         // if aborted()
   uint64_t aborted_from() const;  // if aborted(): the first fragment that the owner gave up
   // True if the owner gave up fragment `seq`. Everything read before this call was read before the owner
   // got its memory back, if it returns false.

@@ -1,5 +1,7 @@
 #include "progress/process.h"
 
+#include <string_view>
+
 #include "common/exceptions.h"
 
 namespace smddp {
@@ -29,6 +31,13 @@ Result<transport::Transport*> Process::fabric() {
 transport::Transport* Process::open_fabric() {
   Engine::Lock lock = engine_.lock();
   return network_.transport();
+}
+
+void Process::broke(const std::string& why) {
+  constexpr std::string_view kAfter = ", after a failure: ";
+  if (!cause_.empty()) return;
+  size_t known = why.find(kAfter);  // another rank hands on its cause
+  cause_ = known != why.npos ? why.substr(known) : std::string(kAfter) + why;
 }
 
 uint64_t Process::refused() {

@@ -37,6 +37,11 @@ class Process {
   Network& network() { return network_; }
   // Memory for the groups' fragments.
   StagingPool& staging() { return staging_; }
+  // What the first group broke of since this process last made one, as the end of a sentence: other groups of it may
+  // end in consequence, and other ranks hear only of that. "": none did.
+  const std::string& cause() const { return cause_; }
+  void broke(const std::string& why);
+  void forget_cause() { cause_.clear(); }
 
  private:
   friend class SimulatedEngine;
@@ -46,6 +51,7 @@ class Process {
         engine_(*presence_, neighbors_, network_) {}
 
   const std::unique_ptr<intranode::Presence> presence_;
+  std::string cause_;
   StagingPool staging_;  // the network may keep what lies in it
   Network network_;
   intranode::Neighbors neighbors_;

@@ -169,7 +169,7 @@ TEST(Segments, AReasonThatDoesNotEndIsCutOff) {
   EXPECT_EQ(inbox.value()->aborted(), nullptr);
   size_t behind = offsetof(intranode::OutboxHead, reason);
   std::memset(raw.at + behind, 'x', raw.bytes - behind);
-  raw.head().aborted = 1;
+  raw.head().aborted = intranode::GaveUp::kBroken;
   EXPECT_EQ(inbox.value()->aborted(), std::string(kReasonBytes - 1, 'x'));
 }
 

@@ -119,7 +119,7 @@ class Job {
     head_->denied = input.number<uint8_t>();
     head_->attached = input.number<uint8_t>();
     head_->probe_address = input.number<uint64_t>();
-    head_->aborted = static_cast<uint32_t>(input.up_to(2));
+    head_->aborted = static_cast<intranode::GaveUp>(input.up_to(2));
   }
 
   std::unique_ptr<Process> process_;
