@@ -108,6 +108,9 @@ class ProcessGroupSMDDP(Backend):
     def _force_route(self, route: str) -> None:
         """For the measurement: its thread's operations take this route; "" ends that."""
 
+    def at_end(self, end: Callable[[], None]) -> None:
+        """``end`` is called once the group has left, on the thread that destroys it."""
+
     @property
     def rendezvous(self) -> str:
         """The name of the rendezvous that made the group, for keys in its store."""

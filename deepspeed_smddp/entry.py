@@ -5,6 +5,7 @@ The one module that knows both the backend and what rests on it. ``smddp_autoloa
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -33,8 +34,10 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
         monitoring.follow_optimizers()
         # Of this group's rendezvous: it holds nothing of ranks that were restarted.
         store = dist.PrefixStore(group.rendezvous, options.store)  # type: ignore[attr-defined]
-        hang_reporter.start(store, options.group_rank, options.group_size)
-        slow_watch.start(store, options.group_rank, options.group_size)
+        ends = ExitStack()
+        for start in (slow_watch.start, hang_reporter.start):
+            ends.callback(start(store, options.group_rank, options.group_size))
+        group.at_end(ends.close)
     return group
 
 

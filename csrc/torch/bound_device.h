@@ -8,12 +8,14 @@
 #include <utility>
 
 #include "torch/device_collectives.h"
+#include "torch/runtime.h"
 
 namespace smddp {
 
 class BoundDevice {
  public:
-  BoundDevice(Process& process, Store& store) : process_(process), store_(store) {}
+  BoundDevice(std::shared_ptr<Process> process, Store& store)
+      : process_(std::move(process)), store_(store) {}
 
   // Who carries out collectives on these tensors; nullptr if they lie on no device, or if the group
   // has none: refusal() then says why. The first call for tensors on a device makes the device group of
@@ -21,8 +23,9 @@ class BoundDevice {
   DeviceCollectives* of(TensorRefs tensors, Group& group, std::chrono::milliseconds timeout) {
     std::lock_guard making(making_);
     if (!std::exchange(tried_, true)) {
+      keep_process(process_);
       auto made =
-          DeviceCollectives::create(process_, group, store_, TorchDevice::of(tensors), timeout);
+          DeviceCollectives::create(*process_, group, store_, TorchDevice::of(tensors), timeout);
       if (made) {
         std::lock_guard lock(mutex_);
         collectives_ = std::move(made.value());
@@ -55,7 +58,7 @@ class BoundDevice {
   }
 
  private:
-  Process& process_;
+  const std::shared_ptr<Process> process_;
   Store& store_;
   std::mutex making_;  // held while the ranks make the device group
   bool tried_ = false;

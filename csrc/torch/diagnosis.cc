@@ -135,10 +135,10 @@ py::list connections_of(const GroupState& group) {
 
 // Of the model of a group; "" of a group inside one host.
 std::string source_of_network(const std::string& model) {
-  auto process = this_process();
+  auto process = existing_process();
   if (model.empty() || !process) return {};
-  Engine::Lock lock = process.value()->engine().lock();
-  const Network::Known& known = process.value()->network().known();
+  Engine::Lock lock = process->engine().lock();
+  const Network::Known& known = process->network().known();
   if (known.model.empty()) return "given";
   // A later group may have measured again.
   return known.model == model ? known.source : "measured now";

@@ -213,6 +213,20 @@ void define_group(py::module_& m) {
            py::arg("ranks"), py::arg("whole_job") = false)
       .def("_force_route", [](ProcessGroupSMDDP& group,
                               const std::string& name) { group.routes().force(parse_route(name)); })
+      .def(
+          "at_end",
+          [](ProcessGroupSMDDP& group, py::object end) {
+            group.at_end([held = hold(std::move(end))] {
+              if (!Py_IsInitialized()) return;
+              py::gil_scoped_acquire gil;
+              try {
+                (*held)();
+              } catch (py::error_already_set& error) {  // a destructor may call it
+                error.discard_as_unraisable("the end of the default group");
+              }
+            });
+          },
+          py::arg("end"))
       .def_property_readonly(
           "rendezvous", [](const ProcessGroupSMDDP& group) { return group.store().rendezvous(); });
 }

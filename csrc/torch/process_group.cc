@@ -65,9 +65,9 @@ c10d::ErrorType error_type(const Status& status) {
 }
 
 // The other ranks of the group wait for this one: they are told if it has no engine.
-Process& process_for(Store& store, int rank, const std::string& group_name) {
+std::shared_ptr<Process> process_for(Store& store, int rank, const std::string& group_name) {
   auto process = this_process();
-  if (process) return *process.value();
+  if (process) return process.value();
   Group::Options options;
   options.name = group_name;
   throw_status(tell_failure(store, rank, options, process.status()));
@@ -83,7 +83,7 @@ ProcessGroupSMDDP::ProcessGroupSMDDP(const intrusive_ptr<c10d::Store>& store, in
     : Backend(rank, size),
       store_(std::make_shared<GroupStore>(store, rank, size, timeout, std::move(ranks))),
       process_(process_for(store_->part(), rank, group_name)),
-      engine_(process_.engine()),
+      engine_(process_->engine()),
       timeout_(timeout),
       fallback_(group_name, store_->rendezvous(), std::move(factory)),
       routes_(size > 1 ? settings().routes : RouteTable(),
@@ -95,7 +95,7 @@ ProcessGroupSMDDP::ProcessGroupSMDDP(const intrusive_ptr<c10d::Store>& store, in
   options.silence_ns = settings().silence_ns;
   options.routes = text_of(settings().routes);
   options.whole_job = whole_job;
-  auto created = Group::create(process_, store_->part(), rank, size, std::move(options));
+  auto created = Group::create(*process_, store_->part(), rank, size, std::move(options));
   if (!created) throw_status(created.status());
   group_ = std::move(created.value());
   LiveGroups::process().add(group_.get());
@@ -124,11 +124,20 @@ void ProcessGroupSMDDP::release_groups() {
   if (auto group = group_if_any(); group && !store_is_tidy_) tidy_store(*group);
   device_.release();
   std::shared_ptr<Group> released;
+  std::function<void()> end;
   {
     std::lock_guard lock(mutex_);
     released.swap(group_);
+    end.swap(at_end_);
   }
   LiveGroups::process().remove(released.get());
+  released = nullptr;
+  if (end && !engine_.forked()) end();
+}
+
+void ProcessGroupSMDDP::at_end(std::function<void()> end) {
+  std::lock_guard lock(mutex_);
+  at_end_ = std::move(end);
 }
 
 Group& ProcessGroupSMDDP::group() const {
@@ -256,7 +265,7 @@ WorkPtr ProcessGroupSMDDP::submit(std::shared_ptr<TensorOperation> op, const Cal
     await(engine_, *op, kNoTimeout);
     return nullptr;
   }
-  return c10::make_intrusive<WorkSMDDP>(rank_, type, engine_, std::move(op));
+  return c10::make_intrusive<WorkSMDDP>(rank_, type, process_, std::move(op));
 }
 
 c10d::Backend& ProcessGroupSMDDP::fallback(const char* operation, TensorRefs tensors,

@@ -52,6 +52,8 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
 
   const GroupStore& store() const { return *store_; }
+  // Calls `end` once the group has left. In a forked child it does not.
+  void at_end(std::function<void()> end);
   Routes& routes() { return routes_; }
   // smddp's own.
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
@@ -126,13 +128,14 @@ class ProcessGroupSMDDP final : public c10d::Backend {
                   WorkPtr (c10d::Backend::*call)(Parameters...), Arguments&... arguments);
 
   const std::shared_ptr<GroupStore> store_;
-  Process& process_;
+  const std::shared_ptr<Process> process_;
   Engine& engine_;  // its
   std::chrono::milliseconds timeout_;
   Fallback fallback_;
   Routes routes_;
   mutable std::mutex mutex_;
   std::shared_ptr<Group> group_;  // changes under mutex_
+  std::function<void()> at_end_;  // too
   BoundDevice device_;            // destroyed before the group
   FirstUse first_use_;            // of device_
   std::atomic<uint64_t> operations_{0};

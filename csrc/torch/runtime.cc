@@ -3,13 +3,57 @@
 #include <c10/util/Exception.h>
 
 #include <atomic>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "torch/future_threads.h"
 
 namespace smddp {
 namespace {
 
-std::mutex mutex;
-Process* process = nullptr;  // never freed: at exit a thread may still be inside it
-uint64_t refused_before = 0;
+// Of processes of the core, one after the other. Never freed: at exit a thread may still use it.
+struct Shared {
+  std::mutex mutex;
+  std::weak_ptr<Process> current;
+  std::shared_ptr<Process> kept;
+  Network::Known known;      // to the last one that has ended
+  uint64_t refused = 0;      // by those that have ended
+  uint64_t not_refused = 0;  // of all, before the last reset
+};
+
+Shared& shared() {
+  static auto* state = new Shared();
+  return *state;
+}
+
+// Under the mutex.
+std::shared_ptr<Process> of_this_fork() {
+  auto process = shared().current.lock();
+  return process && process->engine().forked() ? nullptr : process;
+}
+
+// It joins the engine's thread, which may wait for the GIL.
+void end(void* process) {
+  std::unique_ptr<Process> ended(static_cast<Process*>(process));
+  uint64_t refused = ended->refused();
+  Engine::Lock engine = ended->engine().lock();
+  Network::Known known = ended->network().known();
+  engine.unlock();
+  std::lock_guard lock(shared().mutex);
+  shared().refused += refused;
+  shared().known = std::move(known);
+}
+
+void release(Process* process) {
+  if (process->engine().forked()) return;  // its thread and its connections are the parent's
+  if (process->engine().is_own_thread()) {
+    FutureThreads::process().run([process] { end(process); });
+  } else {
+    without_gil(end, process);
+  }
+}
+
 // Never freed: readers hold no lock. A process is configured a few times at most.
 std::atomic<const Settings*> current{new Settings()};
 
@@ -17,31 +61,45 @@ std::atomic<const Settings*> current{new Settings()};
 
 void (*check_interrupt)() = [] {};
 
-Result<Process*> this_process() {
-  std::lock_guard lock(mutex);
-  if (process == nullptr || process->engine().forked()) {
-    auto created = Process::create();
-    if (!created) return created.status();
-    process = created.value().release();
+std::shared_ptr<Process> existing_process() {
+  std::lock_guard lock(shared().mutex);
+  return of_this_fork();
+}
+
+Result<std::shared_ptr<Process>> this_process() {
+  std::lock_guard lock(shared().mutex);
+  if (auto process = of_this_fork()) return process;
+  auto created = Process::create();
+  if (!created) return created.status();
+  std::shared_ptr<Process> process(created.value().release(), release);
+  {
+    Engine::Lock engine = process->engine().lock();
+    process->network().remember(shared().known);
   }
+  shared().current = process;
   return process;
 }
 
+void keep_process(std::shared_ptr<Process> process) {
+  std::lock_guard lock(shared().mutex);
+  shared().kept.swap(process);
+}
+
 void shut_down_process() {
-  std::lock_guard lock(mutex);
-  if (process != nullptr && !process->engine().forked()) process->engine().shutdown();
+  if (auto process = existing_process()) process->engine().shutdown();
 }
 
 uint64_t refused() {
-  std::lock_guard lock(mutex);
-  return process != nullptr && !process->engine().forked() ? process->refused() - refused_before
-                                                           : 0;
+  auto process = existing_process();
+  uint64_t now = process ? process->refused() : 0;
+  std::lock_guard lock(shared().mutex);
+  return shared().refused + now - shared().not_refused;
 }
 
 void reset_refused() {
   uint64_t now = refused();
-  std::lock_guard lock(mutex);
-  refused_before += now;
+  std::lock_guard lock(shared().mutex);
+  shared().not_refused += now;
 }
 
 const Settings& settings() { return *current.load(std::memory_order_acquire); }

@@ -19,8 +19,13 @@ struct Settings {
   bool check_first_use = true;  // a first collective on a GPU is compared with its known result
 };
 
-// Made on first use, and made anew in a forked child.
-Result<Process*> this_process();
+// Made on first use, and made anew in a forked child, or once nothing holds it any more: then its thread has ended,
+// and its descriptors are closed.
+Result<std::shared_ptr<Process>> this_process();
+// nullptr if there is none.
+std::shared_ptr<Process> existing_process();
+// It stays until the program ends: operations on a device may outlive their group.
+void keep_process(std::shared_ptr<Process> process);
 // Ends the engine's thread. Must run before the interpreter unloads the modules. Idempotent.
 void shut_down_process();
 

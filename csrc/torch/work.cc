@@ -130,7 +130,7 @@ std::exception_ptr WorkSMDDP::exception() const {
 }
 
 bool WorkSMDDP::wait(std::chrono::milliseconds timeout) {
-  await(engine_, *operation_, timeout);
+  await(process_->engine(), *operation_, timeout);
   return true;
 }
 

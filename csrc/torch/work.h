@@ -46,8 +46,9 @@ void await(Engine& engine, TensorOperation& operation, std::chrono::milliseconds
 
 class WorkSMDDP final : public c10d::Work {
  public:
-  WorkSMDDP(int rank, c10d::OpType type, Engine& engine, std::shared_ptr<TensorOperation> operation)
-      : Work(rank, type), engine_(engine), operation_(std::move(operation)) {}
+  WorkSMDDP(int rank, c10d::OpType type, std::shared_ptr<Process> process,
+            std::shared_ptr<TensorOperation> operation)
+      : Work(rank, type), process_(std::move(process)), operation_(std::move(operation)) {}
 
   bool isCompleted() override { return operation_->complete(); }
   bool isSuccess() const override { return operation_->complete() && operation_->status().ok(); }
@@ -61,7 +62,7 @@ class WorkSMDDP final : public c10d::Work {
   uint64_t getSequencenumber() const override { return operation_->number(); }
 
  private:
-  Engine& engine_;
+  const std::shared_ptr<Process> process_;
   std::shared_ptr<TensorOperation> operation_;
 };
 

@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
 from itertools import islice
 from types import FrameType
@@ -215,7 +216,13 @@ class Reporter(threading.Thread):
 
     def stop(self) -> None:
         """Ends the thread, in at most the time of one request to the store."""
+        global _reporter
+        if self._ended.is_set():
+            return
         self._ended.set()
+        atexit.unregister(self.stop)
+        if _reporter is self:
+            _reporter = None
         extension.core.hold_errors(timedelta(0))
         extension.core.ask_for_report("the process ends")
         if self is not threading.current_thread():
@@ -329,30 +336,24 @@ def _lost_ranks(*errors: str) -> dict[int, str]:
 _reporter: Reporter | None = None
 
 
-def start(store: Any, rank: int, ranks: int) -> None:
+def start(store: Any, rank: int, ranks: int) -> Callable[[], None]:
     """A default group is made: its rank ``rank`` reports from now on, or not at all.
 
-    ``SMDDP_REPORT=0`` in the environment means not at all.
+    ``SMDDP_REPORT=0`` in the environment means not at all. Returns what ends it; the next start and
+    the end of the process end it as well.
     """
     global _reporter
-    stop()
+    if _reporter is not None:
+        _reporter.stop()
     if not settings.current().process.report:
-        return
+        return lambda: None
     try:
         _reporter = Reporter(store, rank, ranks)
     except (OSError, RuntimeError, AttributeError) as error:
         logger.warning("smddp: there will be no report if the job hangs: %s", error)
-        return
+        return lambda: None
     extension.core.report_at_signal(signal.SIGUSR2)
     extension.core.hold_errors(timedelta(seconds=2 * DUMP_SECONDS))
     _reporter.start()
-    atexit.register(stop)
-
-
-def stop() -> None:
-    """The process, or its default group, ends."""
-    global _reporter
-    if _reporter is not None:
-        _reporter.stop()
-        _reporter = None
-    atexit.unregister(stop)
+    atexit.register(_reporter.stop)
+    return _reporter.stop

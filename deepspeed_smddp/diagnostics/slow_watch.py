@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +91,13 @@ class Watcher(threading.Thread):
 
     def stop(self) -> None:
         """Ends the thread, at most after a request to the store."""
+        global _watcher
+        if self._ended.is_set():
+            return
         self._ended.set()
+        atexit.unregister(self.stop)
+        if _watcher is self:
+            _watcher = None
         if self is not threading.current_thread():
             self.join(timeout=_ANSWER.total_seconds())
 
@@ -123,26 +130,22 @@ class Watcher(threading.Thread):
 _watcher: Watcher | None = None
 
 
-def start(store: Any, rank: int, ranks: int) -> None:
-    """A default group is made; ``slow_seconds`` says how often its ranks are compared, 0: never."""
+def start(store: Any, rank: int, ranks: int) -> Callable[[], None]:
+    """A default group is made; ``slow_seconds`` says how often its ranks are compared, 0: never.
+
+    Returns what ends it; the next start and the end of the process end it as well.
+    """
     global _watcher
-    stop()
+    if _watcher is not None:
+        _watcher.stop()
     interval = settings.current().section.slow_seconds
     if interval == 0 or ranks < 2:
-        return
+        return lambda: None
     try:
         _watcher = Watcher(store, rank, ranks, interval)
     except (RuntimeError, AttributeError) as error:
         logger.info("smddp: slow ranks are not looked for: %s", error)
-        return
+        return lambda: None
     _watcher.start()
-    atexit.register(stop)
-
-
-def stop() -> None:
-    """The process, or its default group, ends."""
-    global _watcher
-    if _watcher is not None:
-        _watcher.stop()
-        _watcher = None
-    atexit.unregister(stop)
+    atexit.register(_watcher.stop)
+    return _watcher.stop

@@ -126,7 +126,7 @@ def _show(timeout: timedelta) -> str:
 
 def _frames() -> Iterator[FrameType]:
     """The callers from here outwards, up to the first one that is no library in between."""
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(2)  # a list of them in its own frame would be a cycle
     while frame is not None:
         yield frame
         if _top(frame) not in (*_LAYERS, *_BETWEEN):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import socket
 import threading
 import time
+import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +17,9 @@ import torch.distributed as dist
 from harness import cases
 from harness.cases import Case
 from harness.on_layouts import Body, OnLayouts
+from harness.ports import free_port
 from harness.worker import Context
-from harness.world import Pool
+from harness.world import Pool, fresh
 
 LAYOUTS = ("AAAA", "AABB", "ABAB", "ABCD")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
@@ -125,6 +130,58 @@ def test_twenty_groups_made_and_destroyed_leave_nothing(worlds: Pool, layout: st
         assert time.monotonic() < end, (before, now)
         time.sleep(0.2)
     world.run(cases.check, Case("all_reduce"))
+
+
+def a_job(ctx: Context, backend: str, port: int) -> weakref.ref[Any]:
+    """The life of a job's default group; a reference to what its caller held meanwhile."""
+
+    class Held: ...
+
+    held = Held()
+    dist.init_process_group(
+        backend, init_method=f"tcp://127.0.0.1:{port}", rank=ctx.rank, world_size=ctx.size
+    )
+    further = dist.new_group()
+    for group in (None, further):
+        dist.all_reduce(torch.ones(1000), group=group)
+    dist.all_reduce(torch.ones(10), async_op=True).wait()
+    dist.barrier()
+    dist.destroy_process_group()
+    return weakref.ref(held)
+
+
+def jobs_one_after_the_other(ctx: Context, ports: list[int]) -> list[str]:
+    """What a job leaves to the next, without the collector of cycles."""
+    gc.collect()
+    gc.disable()
+    a_job(ctx, "gloo", ports[0])
+    time.sleep(1)
+    # The memory of tensors that ranks share, and the word that wakes a report, stay for good.
+    most = open_files(ctx) + 2, threads_of_process(ctx)
+    left = []
+    for port in ports[1:]:
+        if a_job(ctx, "smddp", port)() is not None:
+            left.append("what the caller of init_process_group held")
+        with socket.socket() as listener:
+            if ctx.rank == 0:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(("127.0.0.1", port))
+        until = time.monotonic() + 10
+        while (files := open_files(ctx)) > most[0] or threads_of_process(ctx) > most[1]:
+            if time.monotonic() > until:
+                left.append(
+                    f"{files} descriptors, {threads_of_process(ctx)} threads; {most} before"
+                )
+                break
+            time.sleep(0.1)
+    return left
+
+
+def test_after_its_last_group_a_process_is_as_before_its_first() -> None:
+    for layout in ("AA", "AB"):
+        with fresh(layout, backend=None) as world:
+            ports = [free_port() for _ in range(4)]
+            assert world.run(jobs_one_after_the_other, ports, timeout=90) == [[]] * world.size
 
 
 def resident(_: Context) -> int:
