@@ -1,5 +1,5 @@
 // The other ranks of this host in a group: this rank's outbox, which they read, their outboxes, which
-// this rank reads, and the doorbells that wake them. Must not know operations, fragments or the
+// this rank reads, and the pipes that wake them. Must not know operations, fragments or the
 // network. The group's fragments and its FailureDetector call it, under the engine's lock.
 #pragma once
 

@@ -129,7 +129,7 @@ Status GroupBuilder::describe_itself(RankInfo* mine) {
   if (!known) return known;
   mine->network = network_.claim();
   mine->presence_fd = process_.presence().presence_fd();
-  mine->doorbell_fd = process_.presence().doorbell_fd();
+  mine->wake_fd = process_.presence().wake_fd();
   if (ranks_ == 1) return {};
   // Sized for the case that all ranks share this host; untouched pages cost nothing.
   auto outbox = intranode::Outbox::create(mine->key, ranks_ - 1);

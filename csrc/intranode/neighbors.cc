@@ -6,10 +6,10 @@
 namespace smddp::intranode {
 
 Result<std::shared_ptr<Neighbor>> Neighbors::open(int pid, uint64_t token, int presence_fd,
-                                                  int doorbell_fd) {
+                                                  int wake_fd) {
   if (auto known = by_token_[token].lock()) return known;
   std::erase_if(by_token_, [](const auto& entry) { return entry.second.expired(); });
-  auto opened = Neighbor::open(pid, token, presence_fd, doorbell_fd);
+  auto opened = Neighbor::open(pid, token, presence_fd, wake_fd);
   if (!opened) return opened.status();
   std::shared_ptr<Neighbor> neighbor = std::move(opened.value());
   by_token_[token] = neighbor;

@@ -17,7 +17,7 @@ namespace smddp::intranode {
 class Neighbors {
  public:
   // As Neighbor::open(). If another group has this neighbour open, returns that object.
-  Result<std::shared_ptr<Neighbor>> open(int pid, uint64_t token, int presence_fd, int doorbell_fd);
+  Result<std::shared_ptr<Neighbor>> open(int pid, uint64_t token, int presence_fd, int wake_fd);
   // Marks the neighbours that have ended as dead, with one poll() for all of them. Appends, for the
   // others, the descriptors that become readable when a neighbour ends.
   void watch_deaths(std::vector<pollfd>& fds);

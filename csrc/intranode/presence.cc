@@ -78,7 +78,7 @@ void Presence::drain() {
 }
 
 Result<std::unique_ptr<Neighbor>> Neighbor::open(int pid, uint64_t token, int presence_fd,
-                                                 int doorbell_fd) {
+                                                 int wake_fd) {
   auto neighbor = std::make_unique<Neighbor>();
   neighbor->pid_ = pid;
   std::string what = "a rank on this host";
@@ -96,7 +96,7 @@ Result<std::unique_ptr<Neighbor>> Neighbor::open(int pid, uint64_t token, int pr
   // O_RDWR: this process is a reader of the pipe too, so a write never raises SIGPIPE when the neighbour
   // has ended.
   neighbor->notification_ =
-      FileDescriptor(::open(fd_path(pid, doorbell_fd).c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
+      FileDescriptor(::open(fd_path(pid, wake_fd).c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
   if (!neighbor->notification_) {
     return errno_status("could not open the notification pipe of " + what + " (process " +
                         std::to_string(pid) + "): it has ended or could not join; look at its log");

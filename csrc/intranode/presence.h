@@ -31,7 +31,7 @@ class Presence {
 
   uint64_t token() const { return page()->token; }
   int presence_fd() const { return shared_.fd.get(); }
-  int doorbell_fd() const { return wake_write_.get(); }
+  int wake_fd() const { return wake_write_.get(); }
   int wait_fd() const { return wake_read_.get(); }
 
   // Announces sleep. The caller must look for work once more after this call and before it blocks. The
@@ -54,7 +54,7 @@ class Presence {
 class Neighbor {
  public:
   static Result<std::unique_ptr<Neighbor>> open(int pid, uint64_t token, int presence_fd,
-                                                int doorbell_fd);
+                                                int wake_fd);
 
   int pid() const { return pid_; }
   // The address in this process of memory of the neighbour's arena (see PeerMemory::find()); nullptr if

@@ -18,7 +18,7 @@ void fields(Archive& a, FabricAddress& fabric) {
 template <class Archive>
 void fields(Archive& a, ProcessInfo& process) {
   a(process.host, process.host_name, process.has_secret, process.token, process.pid,
-    process.presence_fd, process.doorbell_fd, process.routes);
+    process.presence_fd, process.wake_fd, process.routes);
   fields(a, process.fabric);
 }
 

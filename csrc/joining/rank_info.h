@@ -31,7 +31,7 @@ struct ProcessInfo {
   uint64_t token = 0;       // random; tells the process from another one with the same pid
   int32_t pid = 0;
   int32_t presence_fd = -1;  // memfd and pipe that neighbors open through /proc/<pid>/fd
-  int32_t doorbell_fd = -1;
+  int32_t wake_fd = -1;
   uint64_t routes = 0;  // digest of GroupOptions::routes
   FabricAddress fabric;
   bool operator==(const ProcessInfo&) const = default;

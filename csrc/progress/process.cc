@@ -18,7 +18,7 @@ Result<std::unique_ptr<Process>> Process::create(transport::Open open) try {
 
 Result<std::shared_ptr<intranode::Neighbor>> Process::neighbor(const RankInfo& info) {
   Engine::Lock lock = engine_.lock();
-  return neighbors_.open(info.pid, info.token, info.presence_fd, info.doorbell_fd);
+  return neighbors_.open(info.pid, info.token, info.presence_fd, info.wake_fd);
 }
 
 Result<transport::Transport*> Process::fabric() {

@@ -28,7 +28,7 @@ RankInfo a_rank_info() {
   info.token = 0x1234567890abcdef;
   info.pid = 42;
   info.presence_fd = 5;
-  info.doorbell_fd = 6;
+  info.wake_fd = 6;
   info.outbox_fd = 7;
   info.routes = 88;
   info.network = {99, true};

@@ -310,7 +310,7 @@ TEST(PeerMemory, FollowsAnArenaThatChanges) {
 TEST(Presence, AnnouncesTheArenaOfTheProcess) {
   auto presence = value_of(Presence::create());
   Presence& p = *presence;
-  auto neighbor = value_of(Neighbor::open(getpid(), p.token(), p.presence_fd(), p.doorbell_fd()));
+  auto neighbor = value_of(Neighbor::open(getpid(), p.token(), p.presence_fd(), p.wake_fd()));
   std::byte* block = Arena::process().allocate(5000);
   block[4999] = std::byte{7};
   std::byte* found = neighbor->find(block, 5000);

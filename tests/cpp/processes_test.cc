@@ -83,7 +83,7 @@ class Stopped : public testing::Test {
  protected:
   struct Joined {
     uint64_t token;
-    int presence, doorbell, outbox;
+    int presence, wake, outbox;
   };
 
   void SetUp() override {
@@ -92,7 +92,7 @@ class Stopped : public testing::Test {
     own->expect(1);
     local_ = LocalPeers(std::move(own));
     std::shared_ptr<intranode::Neighbor> neighbor = std::move(
-        intranode::Neighbor::open(child_.pid(), theirs.token, theirs.presence, theirs.doorbell)
+        intranode::Neighbor::open(child_.pid(), theirs.token, theirs.presence, theirs.wake)
             .value());
     local_.add(
         1, std::move(intranode::Inbox::open(child_.pid(), theirs.outbox, {}, 0, 1, false).value()),
@@ -121,7 +121,7 @@ class Stopped : public testing::Test {
     auto presence = value_of(intranode::Presence::create());
     auto outbox = value_of(intranode::Outbox::create({}, 1));
     self.send(
-        Joined{presence->token(), presence->presence_fd(), presence->doorbell_fd(), outbox->fd()});
+        Joined{presence->token(), presence->presence_fd(), presence->wake_fd(), outbox->fd()});
     for (;;) ::pause();
   }};
   Members members_{0, Topology({"A", "A"}), "g", {"A", "A"}, {0, 1}};

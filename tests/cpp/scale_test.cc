@@ -43,7 +43,7 @@ struct Layout {
   std::string text() const {
     return std::to_string(hosts) + " hosts x " + std::to_string(ranks_per_host);
   }
-  // An upper bound of what one rank may hold: the engine's own and the endpoint's; a doorbell and a
+  // An upper bound of what one rank may hold: the engine's own and the endpoint's; a pipe to wake it and a
   // death handle per neighbour; a connection per rail peer, two for a moment where both began one; on a
   // slow machine, where ranks are late, a question of liveness to and from each of these as well.
   int descriptors() const { return 3 + 20 + 2 * (ranks_per_host - 1) + 4 * (hosts - 1); }

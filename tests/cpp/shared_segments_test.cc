@@ -340,7 +340,7 @@ TEST(DirectReads, GoOnAfterAShortOne) {
 struct Bell {
   std::unique_ptr<intranode::Presence> presence = value_of(intranode::Presence::create());
   std::shared_ptr<intranode::Neighbor> neighbor = value_of(intranode::Neighbor::open(
-      getpid(), presence->token(), presence->presence_fd(), presence->doorbell_fd()));
+      getpid(), presence->token(), presence->presence_fd(), presence->wake_fd()));
   bool rung() const {
     pollfd bell{presence->wait_fd(), POLLIN, 0};
     return poll(&bell, 1, 0) == 1;
@@ -420,8 +420,7 @@ TEST(Doorbell, IsRungIfTheSleeperHasNotSeenWhatWasPublished) {
 TEST(Presence, IsThatOfTheProcessWithTheToken) {
   auto presence = value_of(intranode::Presence::create());
   auto open = [&](uint64_t token) {
-    return intranode::Neighbor::open(getpid(), token, presence->presence_fd(),
-                                     presence->doorbell_fd());
+    return intranode::Neighbor::open(getpid(), token, presence->presence_fd(), presence->wake_fd());
   };
   EXPECT_TRUE(open(presence->token()).ok());
   auto another = open(presence->token() + 1);

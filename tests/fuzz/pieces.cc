@@ -32,7 +32,7 @@ class Job {
     other.token = presence_->token();
     other.pid = ::getpid();
     other.presence_fd = presence_->presence_fd();
-    other.doorbell_fd = presence_->doorbell_fd();
+    other.wake_fd = presence_->wake_fd();
     outbox_ = fuzz::value_of(Outbox::create(other.key, 1));
     outbox_->expect(1);
     other.outbox_fd = outbox_->fd();
