@@ -292,7 +292,7 @@ sanitize: $(VENV)/.stamp-requirements  ## C++ tests under SANITIZE=address,undef
 	  -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 	$(BIN)/cmake --build $(SANITIZED) --parallel $(JOBS)
 	LSAN_OPTIONS=suppressions=$(CURDIR)/tests/cpp/lsan.supp \
-	  $(CTEST) --test-dir $(SANITIZED)
+	  TSAN_OPTIONS=suppressions=$(CURDIR)/tests/cpp/tsan.supp $(CTEST) --test-dir $(SANITIZED)
 
 # Five attacks for each provider and layout, of so many seconds; ATTACK="*tcp_AB*" picks some.
 ATTACK_SECONDS ?= 120

@@ -346,7 +346,7 @@ TEST_F(NextJob, MeasuresWhatIsOld) {
 }
 
 TEST_F(NextJob, ReplacesAFileThatIsNone) {
-  next("AB");
+  for (int i = 0; i < 5 && files().empty(); ++i) next("AB");  // on a busy machine not at once
   const std::string good = read();
   std::string foreign = good;
   foreign[good.find("topology ") + 9] ^= 1;
