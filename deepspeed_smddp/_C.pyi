@@ -174,8 +174,11 @@ def stored_network(hosts: list[str]) -> str:
 def label_number(label: str) -> int:
     """The number of a label for :func:`set_label`; "" has 0."""
 
-def set_label(number: int) -> None:
-    """The operations that this thread calls from now on have the label, until the next call."""
+def set_label(number: int, parameters: int = 0) -> None:
+    """The operations that this thread calls from now on have the label, until the next call.
+
+    ``parameters``: 32 bits that tell which parameters they move, compared by the ranks; 0: unknown.
+    """
 
 def set_recording(on: bool) -> None:
     """Whether operations that begin from now on are recorded."""

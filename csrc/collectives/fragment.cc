@@ -244,8 +244,7 @@ Status Fragment::disagreement(Rank other_rank, bool other_sends, const Signature
             : self + " sends" + bytes(ours) + " to " + other + ", which takes" + bytes(theirs);
     return {Code::kMismatch, text + ", in " + describe()};
   }
-  return {Code::kMismatch, other + " called " + smddp::describe(theirs) + " while " + self +
-                               " called " + smddp::describe(ours)};
+  return {Code::kMismatch, smddp::disagreement(other, theirs, self, ours)};
 }
 
 Status Fragment::lost(int i) const {

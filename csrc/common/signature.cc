@@ -22,4 +22,13 @@ std::string describe(const Signature& s) {
   return text;
 }
 
+std::string disagreement(const std::string& other, const Signature& theirs, const std::string& self,
+                         const Signature& ours) {
+  std::string text = other + " called " + describe(theirs) + " while " + self + " called ";
+  Signature of_these = ours;
+  of_these.digest = (ours.digest & UINT32_MAX) | (theirs.digest & ~uint64_t{UINT32_MAX});
+  if (of_these == theirs) return text + "it for other parameters of the same sizes";
+  return text + describe(ours);
+}
+
 }  // namespace smddp

@@ -34,7 +34,9 @@ struct Signature {
   // bytes of their block: so they notice if they disagree about it.
   uint64_t bytes = 0;
   uint64_t fragment_bytes = 0;  // of each rank's block that one fragment carries; 0: all
-  uint64_t digest = 0;          // over the tensors' sizes and element type
+  // In the low half over the tensors' sizes and element types, in the high half over the parameters that they are,
+  // where the caller says it.
+  uint64_t digest = 0;
   friend bool operator==(const Signature&, const Signature&) = default;
 };
 static_assert(sizeof(Signature) == 32);
@@ -60,5 +62,8 @@ inline uint64_t digest_of_text(const std::string& text) {
 }
 
 std::string describe(const Signature& signature);
+// The sentence that rank `other` called `theirs`, and this rank, `self`, called `ours`, which differs.
+std::string disagreement(const std::string& other, const Signature& theirs, const std::string& self,
+                         const Signature& ours);
 
 }  // namespace smddp

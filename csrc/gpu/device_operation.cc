@@ -74,9 +74,8 @@ Result<std::vector<MemoryOffer>> DeviceOperation::offers(const HostPeers& peers)
   for (int r = 0; r < peers.count(); ++r) {
     const MemoryOffer& offer = offers[static_cast<size_t>(r)];
     if (offer.signature() != what) {
-      return Status(Code::kMismatch, peers.name(r) + " called " + describe(offer.signature()) +
-                                         " while " + peers.name(peers.own()) + " called " +
-                                         describe(what));
+      return Status(Code::kMismatch,
+                    disagreement(peers.name(r), offer.signature(), peers.name(peers.own()), what));
     }
     // All ranks see the same refusal: the group stays usable.
     if (!offer.refusal().empty())

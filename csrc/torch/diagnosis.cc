@@ -10,6 +10,7 @@
 #include "torch/error_state.h"
 #include "torch/fallback.h"
 #include "torch/live_groups.h"
+#include "torch/operands.h"
 #include "torch/runtime.h"
 
 namespace py = pybind11;
@@ -192,7 +193,13 @@ void define_diagnosis(py::module_& m) {
       "label_number",
       [](const std::string& label) { return recorder::FlightRecorder::process().text(label); },
       py::arg("label"));
-  m.def("set_label", &recorder::FlightRecorder::set_label, py::arg("number"));
+  m.def(
+      "set_label",
+      [](recorder::Text number, uint32_t parameters) {
+        recorder::FlightRecorder::set_label(number);
+        set_moved_parameters(parameters);
+      },
+      py::arg("number"), py::arg("parameters") = 0);
   m.def(
       "set_recording", [](bool on) { recorder::FlightRecorder::process().set_recording(on); },
       py::arg("on"));

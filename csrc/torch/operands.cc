@@ -5,6 +5,8 @@
 namespace smddp {
 namespace {
 
+thread_local uint32_t moved_parameters = 0;
+
 std::string sizes_text(const at::Tensor& t) {
   std::string text = std::string(c10::toString(t.scalar_type())) + "[";
   for (int64_t i = 0; i < t.dim(); ++i) text += (i > 0 ? ", " : "") + std::to_string(t.size(i));
@@ -135,12 +137,14 @@ bool overlaps_blocks(const Extent& source, const Extent* blocks, size_t ranks, s
   return false;
 }
 
+void set_moved_parameters(uint32_t digest) { moved_parameters = digest; }
+
 uint64_t digest_of(TensorRefs tensors) {
   uint64_t digest = 0xcbf29ce484222325ull;
   for (const at::Tensor* t : tensors)
     digest =
         extend_digest(extend_digest(digest, t->nbytes()), static_cast<uint64_t>(t->scalar_type()));
-  return digest;
+  return (digest & UINT32_MAX) | uint64_t{moved_parameters} << 32;
 }
 
 }  // namespace smddp

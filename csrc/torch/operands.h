@@ -42,7 +42,9 @@ void check_own_block(const Extent& input, const Extent& output);
 void check_parts(Collective collective, const char* name, TensorRefs parts, const at::Tensor& part,
                  int count);
 
-// A digest of the tensors' sizes and element types, in their order.
+// A digest of the parameters that the operations move which the calling thread begins from now on; 0: not known.
+void set_moved_parameters(uint32_t digest);
+// The digest of a signature: of the tensors' sizes and element types, in their order, and of those parameters.
 uint64_t digest_of(TensorRefs tensors);
 
 }  // namespace smddp

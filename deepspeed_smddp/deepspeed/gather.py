@@ -86,6 +86,7 @@ def _convert(
     original: Callable[..., None], init: Any, param: Any, *args: Any, **kwargs: Any
 ) -> None:
     original(init, param, *args, **kwargs)
+    operations.number(param, groups.resolve(init.get_partition_dp_group(param)))
     theirs = param.all_gather_coalesced
 
     def all_gather_coalesced(params: Iterable[Any], *args: Any, **kwargs: Any) -> Any:

@@ -9,9 +9,11 @@ the start.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -20,7 +22,7 @@ from deepspeed_smddp.distributed.labels import labelled
 COMMS_LOG = "comms log"
 
 _LEAST_MS = 1e-3  # DeepSpeed divides by the latency
-_known: dict[tuple[str, int, int, int], tuple[str, tuple[str, ...]]] = {}
+_counts: WeakKeyDictionary[Any, Iterator[int]] = WeakKeyDictionary()  # by group
 
 
 class Logged:
@@ -61,6 +63,7 @@ def start(
     begin: Callable[[], Any],
     label: str,
     parameters: Sequence[str] = (),
+    digest: int = 0,
 ) -> Any:
     """Starts an operation by ``begin()`` and returns what it returns, logged if DeepSpeed logs.
 
@@ -68,12 +71,12 @@ def start(
         operation: DeepSpeed's name for it.
         inputs: this rank's inputs; their bytes are the message size, as for DeepSpeed's own calls.
         begin: returns the operation in flight.
-        label, parameters: of the flight recorder's entry, as :func:`described` returns them.
+        label, parameters, digest: as :func:`described` returns them.
     """
     from deepspeed.comm import comm
 
     log = comm.comms_logger
-    with labelled(label, parameters):
+    with labelled(label, parameters, digest):
         if not log.enabled or not (log.prof_all or operation in log.prof_ops):
             return begin()
         began = time.perf_counter()
@@ -98,23 +101,33 @@ def memory(count: int, like: torch.Tensor) -> torch.Tensor:
     return like.new_empty(count)
 
 
-def described(params: Sequence[Any], what: str = "") -> tuple[str, tuple[str, ...]]:
-    """The label of an operation on parameters, and their names.
+def number(param: Any, group: Any) -> None:
+    """Numbers a parameter that ``group`` divides, among those: the same on all its ranks.
+
+    DeepSpeed's own number counts the parameters of a process, which may have some in other groups.
+    """
+    param.smddp_number = next(_counts.setdefault(group, itertools.count(1)))
+
+
+def described(params: Sequence[Any], what: str = "") -> tuple[str, tuple[str, ...], int]:
+    """The label of an operation on parameters, their names, and a digest of their numbers.
 
     The label has the smallest module that holds all of them; ``what`` of the module it moves: ""
     for the parameters, "gradients of ". DeepSpeed's engine knows the names once it is made; before,
     the label has their numbers, and there are no names.
     """
-    key = (what, params[0].ds_id, params[-1].ds_id, len(params))
-    if key not in _known:
+    digest = hash(tuple([getattr(param, "smddp_number", 0) for param in params])) & 0xFFFFFFFF
+    known = vars(params[0]).setdefault("smddp_labels", {})  # ends with the parameter
+    key = (what, params[-1].ds_id, len(params))
+    if key not in known:
         from deepspeed.utils.debug import debug_param2name
 
         count = f"{len(params)} parameter{'s' if len(params) > 1 else ''}"
         names = [debug_param2name(param) for param in params]
         if "unknown" in names:
-            return f"ZeRO-3 {what}parameter {params[0].ds_id} of the model ({count})", ()
-        _known[key] = f"ZeRO-3 {what}module {_module_of(names)} ({count})", tuple(names)
-    return _known[key]
+            return f"ZeRO-3 {what}parameter {params[0].ds_id} of the model ({count})", (), digest
+        known[key] = f"ZeRO-3 {what}module {_module_of(names)} ({count})", tuple(names)
+    return (*known[key], digest)
 
 
 def _module_of(names: Sequence[str]) -> str:

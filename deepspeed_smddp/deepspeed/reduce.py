@@ -9,6 +9,7 @@ that is current when :func:`reduce_scatter` is called, and that waits for the su
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,10 +20,28 @@ from deepspeed_smddp.upstream import wrapping
 
 FEATURE = "reduce"
 
+_averaged = threading.local()  # params: whose gradients stage 3 averages in this thread
+
 
 def install(deepspeed: Any) -> None:
     """Wraps the function that stage 3 calls, so that :func:`reduce_scatter` does its work."""
-    wrapping.wrap(deepspeed.runtime.zero.stage3, "reduce_scatter_coalesced", _reduce)
+    stage3 = deepspeed.runtime.zero.stage3
+    wrapping.wrap(stage3, "reduce_scatter_coalesced", _reduce)
+    wrapping.wrap(
+        stage3.DeepSpeedZeroOptimizer_Stage3,
+        "_DeepSpeedZeroOptimizer_Stage3__avg_scatter_grads",
+        _remember_parameters,
+    )
+
+
+def _remember_parameters(
+    original: Callable[..., Any], optimizer: Any, params_to_reduce: Any, *args: Any, **kwargs: Any
+) -> Any:
+    _averaged.params = params_to_reduce
+    try:
+        return original(optimizer, params_to_reduce, *args, **kwargs)
+    finally:
+        _averaged.params = ()
 
 
 def _reduce(
@@ -44,14 +63,21 @@ def _reduce(
 
 def reduce_scatter(tensors: Sequence[torch.Tensor], group: Any) -> list[torch.Tensor]:
     """Waits for the operation of :func:`start` and returns its results."""
-    results, work = start(tensors, group)
+    params = getattr(_averaged, "params", ())
+    results, work = start(
+        tensors, group, *(operations.described(params, "gradients of ") if params else ())
+    )
     work.wait()
     return results
 
 
 @torch.no_grad()
 def start(
-    tensors: Sequence[torch.Tensor], group: Any, label: str = "", parameters: Sequence[str] = ()
+    tensors: Sequence[torch.Tensor],
+    group: Any,
+    label: str = "",
+    parameters: Sequence[str] = (),
+    digest: int = 0,
 ) -> tuple[list[torch.Tensor], Any]:
     """Starts to compute this rank's part of each tensor's mean over the ranks.
 
@@ -61,8 +87,8 @@ def start(
         tensors: contiguous, of one floating type; equal shapes on all ranks. No other code may use
             their memory until the operation is closed.
         group: a process group of n ranks.
-        label: what the flight recorder calls the operation.
-        parameters: the names of those whose gradients these are, for the recorder.
+        label, parameters, digest: of those whose gradients these are, as
+            :func:`operations.described` returns them.
 
     Returns:
         For rank r and each tensor of N elements, the elements of the range [r c, (r + 1) c) that
@@ -89,6 +115,7 @@ def start(
         lambda: group.reduce_scatter_tensor_coalesced(outputs, inputs),
         label or f"ZeRO-3 gradients ({len(tensors)})",
         parameters,
+        digest,
     )
     return results, work
 

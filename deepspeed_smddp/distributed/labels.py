@@ -13,10 +13,11 @@ _SEPARATOR = "\n"
 
 
 @contextlib.contextmanager
-def labelled(label: str, parameters: Sequence[str] = ()) -> Iterator[None]:
+def labelled(label: str, parameters: Sequence[str] = (), digest: int = 0) -> Iterator[None]:
     """The operations that the calling thread starts in the context have ``label``.
 
-    ``parameters`` are the names of those that they move, if they are known.
+    ``parameters`` are the names of those that they move, if they are known. ``digest``, of 32 bits,
+    stands for them and is equal on all ranks; an operation whose ranks have unequal ones fails.
 
     Contexts do not nest: an inner one ends the outer one's label.
     """
@@ -24,7 +25,7 @@ def labelled(label: str, parameters: Sequence[str] = ()) -> Iterator[None]:
     number = _numbers.get(key)
     if number is None:
         number = _numbers[key] = extension.core.label_number(_SEPARATOR.join((label, *parameters)))
-    extension.core.set_label(number)
+    extension.core.set_label(number, digest)
     try:
         yield
     finally:

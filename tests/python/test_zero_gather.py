@@ -68,3 +68,15 @@ def test_coalesced_accumulation_reduces_once_per_step(trainer: Trainer) -> None:
     # Each step has three micro-steps.
     assert 0 < calls(once, "reduce_scatter") <= calls(every, "reduce_scatter") / 2
     assert once["losses"] == pytest.approx(every["losses"], rel=1e-5)
+
+
+# Parameters that are gathered; that all ranks keep, so that only their gradients meet.
+@pytest.mark.parametrize("kept", [0, 10_000], ids=["gathered", "reduced"])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_ranks_that_move_different_parameters_of_equal_sizes_are_told_so(
+    trainer: Trainer, kept: int, overlap: bool
+) -> None:
+    zero = {"stage3_param_persistence_threshold": kept, "overlap_comm": overlap}
+    results = trainer.call("harness.zero_jobs:unlike", "AA", "smddp", zero=zero)
+    for result in results:
+        assert "called it for other parameters of the same sizes" in result["said"], result

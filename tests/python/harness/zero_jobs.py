@@ -6,6 +6,9 @@ import contextlib
 import hashlib
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from harness import training
 
 # The changes of each scenario: the section "zero_optimization", the rest of the config, and this
@@ -41,8 +44,6 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """Runs the job's scenarios one after the other in one process group."""
-    import torch.distributed as dist
-
     results = {
         name: train({**SCENARIOS.get(name, {}), **job.get("changes", {})})
         for name in job["scenarios"]
@@ -51,11 +52,39 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     return results
 
 
+class Towers(torch.nn.Module):
+    """Two layers of equal sizes, of which each rank runs another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers = torch.nn.ModuleList(torch.nn.Linear(16, 16, bias=False) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.towers[dist.get_rank() % 2](x)
+
+
+def unlike(job: dict[str, Any]) -> dict[str, Any]:
+    """The error of ranks that gather, or that reduce the gradients of, different parameters."""
+    import deepspeed
+
+    config = training.config("smddp", "fp32")
+    config["zero_optimization"] |= job["zero"]
+    deepspeed.init_distributed("smddp", verbose=False)
+    model = Towers()
+    engine = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[
+        0
+    ]
+    try:
+        loss = engine(torch.ones(2, 16)).square().mean()
+        engine.backward(loss)
+    except RuntimeError as error:
+        return {"said": str(error)}
+    return {"said": "nothing"}
+
+
 def train(scenario: dict[str, Any]) -> dict[str, Any]:
     """Losses, a digest of the trained parameters and the counters of this rank."""
     import deepspeed
-    import torch
-    import torch.distributed as dist
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
     import deepspeed_smddp
