@@ -20,10 +20,10 @@ Status ending_with(const DeviceOperation& op) {
 }  // namespace
 
 Result<std::shared_ptr<DeviceGroup>> DeviceGroup::create(
-    Process& process, Group& cpu_group, Store& store, Status usable, device::Device* device,
+    Process& process, Group& cpu_group, Store& store, const Status& usable, device::Device* device,
     intranode::Imports* imports, device::Stream main, uint64_t limit_ns, bool sums) {
-  auto links = DeviceLinks::open(process, cpu_group, store, std::move(usable), device, imports,
-                                 main, limit_ns, sums);
+  auto links =
+      DeviceLinks::open(process, cpu_group, store, usable, device, imports, main, limit_ns, sums);
   if (!links) return links.status();
   std::shared_ptr<DeviceGroup> group(
       new DeviceGroup(process.engine(), *device, main, limit_ns, std::move(links.value())));

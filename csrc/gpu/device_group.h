@@ -34,9 +34,12 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
   // device; if one rank has none, or its device cannot read the memory of its host's other ranks, no rank
   // gets a group, and the status names that rank. Device, imports and `main` must outlive the group. Only the
   // group may use the stream `main`. `sums`: devices sum, not the CPU.
-  static Result<std::shared_ptr<DeviceGroup>> create(
-      Process& process, Group& cpu_group, Store& store, Status usable, device::Device* device,
-      intranode::Imports* imports, device::Stream main, uint64_t limit_ns, bool sums = true);
+  static Result<std::shared_ptr<DeviceGroup>> create(Process& process, Group& cpu_group,
+                                                     Store& store, const Status& usable,
+                                                     device::Device* device,
+                                                     intranode::Imports* imports,
+                                                     device::Stream main, uint64_t limit_ns,
+                                                     bool sums = true);
   ~DeviceGroup();
 
   // Starts the operation, after all that the stream `callers` holds.

@@ -134,7 +134,7 @@ Status agree(Engine& engine, Group& group, const Status& mine) {
 }
 
 Result<std::unique_ptr<DeviceLinks>> DeviceLinks::open(
-    Process& process, Group& cpu_group, Store& store, Status usable, device::Device* device,
+    Process& process, Group& cpu_group, Store& store, const Status& usable, device::Device* device,
     intranode::Imports* imports, device::Stream main, uint64_t limit_ns, bool sums) {
   bool several = cpu_group.topology().nodes() > 1;
   Joining mine = joining(usable, -1);

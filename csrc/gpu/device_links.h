@@ -35,7 +35,7 @@ class DeviceLinks {
   // one rank has none, or cannot read its peers' memory, all ranks get an error that names that rank. Devices
   // sum it only if `sums`.
   static Result<std::unique_ptr<DeviceLinks>> open(Process& process, Group& cpu_group, Store& store,
-                                                   Status usable, device::Device* device,
+                                                   const Status& usable, device::Device* device,
                                                    intranode::Imports* imports, device::Stream main,
                                                    uint64_t limit_ns, bool sums);
   // A pipeline among all ranks; a call of all ranks.

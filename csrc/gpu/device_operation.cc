@@ -152,7 +152,7 @@ Status DeviceOperation::launch(device::Device& device, device::Stream main, Devi
     Status end = captured_ ? Status() : links.copy_engine->mark(number_on_device_);
     if (end) end = device.record(end_, main);
     in_part_ = !s && end;
-    if (s) s = end;
+    if (s) s = std::move(end);
     // kInvalid is for refusals that all ranks share; this one is not.
     if (!s && s.code() == Code::kInvalid) s = {Code::kInternal, s.message()};
     return s;

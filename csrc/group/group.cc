@@ -343,10 +343,9 @@ void Group::take(const wire::Header& header, const std::byte* payload) {
   if (header.type == wire::Type::kSentAll) return remote_watch_.on_sent_all(source, header.seq);
   if (Fragment* fragment = fragments_.find(header.seq)) {
     if (Status taken = fragment->on_message(header, payload); !taken) failures_.fail(taken);
-  } else if (header.seq >= fragments_.first_unstarted()) {
-    if (!remote_.keep_early(header, payload))
-      failures_.fail({Code::kInternal, describe(source) + " is too far ahead"});
-  }  // else that fragment is complete: the message had nothing to bring
+  } else if (header.seq >= fragments_.first_unstarted() && !remote_.keep_early(header, payload)) {
+    failures_.fail({Code::kInternal, describe(source) + " is too far ahead"});
+  }  // else it is kept, or that fragment is complete: the message had nothing to bring
 }
 
 void Group::leave() {
