@@ -35,8 +35,9 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
         # Of this group's rendezvous: it holds nothing of ranks that were restarted.
         store = dist.PrefixStore(group.rendezvous, options.store)  # type: ignore[attr-defined]
         ends = ExitStack()
-        for start in (slow_watch.start, hang_reporter.start):
-            ends.callback(start(store, options.group_rank, options.group_size))
+        rank, ranks = options.group_rank, options.group_size
+        ends.callback(slow_watch.start(store, rank, ranks))
+        ends.callback(hang_reporter.start(store, rank, ranks, group.rendezvous))
         group.at_end(ends.close)
     return group
 

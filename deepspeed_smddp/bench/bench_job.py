@@ -23,11 +23,11 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from deepspeed_smddp.bench import bench_page, bench_report
+from deepspeed_smddp.bench import bench_page
 from deepspeed_smddp.bench.bench_case import TITLES, BenchError, Case, cases
 from deepspeed_smddp.bench.bench_report import BenchReport
 from deepspeed_smddp.bench.sweep import Interruption, Rules, Sweep
-from deepspeed_smddp.diagnostics import pictures
+from deepspeed_smddp.diagnostics import output_files, pictures
 from deepspeed_smddp.diagnostics.doctor import machine
 from deepspeed_smddp.distributed import extension, launchers
 from deepspeed_smddp.version import __version__
@@ -76,17 +76,16 @@ def run(question: Question) -> int:
     if size < 2:
         raise BenchError("one rank has no other to exchange data with: start at least two")
     if not launched or os.environ["RANK"] == "0":
-        for path in filter(None, question.files):
-            bench_report.check_writable(path)
+        output_files.check_writable(question.files)
         if question.figure is not None:
-            pictures.check_available("the figure")
+            pictures.check_available("the figure", question.figure)
     return _as_rank(question) if launched else _run_local(size)
 
 
 def _run_local(ranks: int) -> int:
     """Runs this command line again as ``ranks`` ranks; returns the status of one that failed.
 
-    SIGINT and SIGTERM reach the ranks as SIGINT, a second one kills them.
+    SIGINT and SIGTERM reach the ranks, a second one kills them.
     """
     # Port 0: the kernel chooses one that is free.
     store: Any = dist.TCPStore(  # type: ignore[attr-defined]
@@ -99,7 +98,7 @@ def _run_local(ranks: int) -> int:
         nonlocal signals
         signals += 1
         for process in processes:
-            process.send_signal(signal.SIGINT if signals == 1 else signal.SIGKILL)
+            process.send_signal(number if signals == 1 else signal.SIGKILL)
 
     handled = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, forward) for number in handled}
@@ -253,15 +252,16 @@ def _show(report: BenchReport, question: Question) -> None:
     if dist.get_rank() == 0:
         try:
             console = Console()
-            bench_page.show(report, console)
+            page = question.json != output_files.STANDARD_OUTPUT
+            if page:
+                bench_page.show(report, console)
             if question.csv is not None:
-                report.write_csv(question.csv)
-            if question.json is not None:
-                report.write_json(question.json)
+                output_files.write(question.csv, report.to_csv())
+            output_files.write_json(question.json, report.to_json())
             if question.figure is not None and report.results:
                 bench_page.draw(report, question.figure)
             for path in filter(None, question.files):
-                if path.exists():
+                if page and path.exists():
                     console.print(f"Written to {path}.", soft_wrap=True, highlight=False)
         finally:
             store.set(_SHOWN, "")

@@ -109,7 +109,7 @@ def draw(report: BenchReport, path: Path) -> None:
     Raises:
         CommandError: matplotlib is missing, or the file can't be written.
     """
-    pictures.check_available("the figure")
+    pictures.check_available("the figure", path)
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
-import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from deepspeed_smddp.bench.bench_case import BenchError, Case
-from deepspeed_smddp.whole_file import replace
+from deepspeed_smddp.bench.bench_case import Case
 
 
 @dataclass
@@ -162,36 +158,12 @@ class BenchReport:
             "results": self.rows(),
         }
 
-    def write_json(self, path: Path) -> None:
-        """Raises BenchError if the file can't be written; an earlier one stays whole."""
-        _write(path, json.dumps(self.to_json(), indent=1))
-
-    def write_csv(self, path: Path) -> None:
-        """Times of turns are one column, with spaces. Raises BenchError as above."""
+    def to_csv(self) -> str:
+        """The rows; times of turns are one column, with spaces."""
         rows, text = self.rows(), io.StringIO()
         writer = csv.DictWriter(text, list(rows[0]) if rows else ["op"])
         writer.writeheader()
         for row in rows:
             turns = " ".join(str(median) for median in row["turn_medians_us"])
             writer.writerow({**row, "turn_medians_us": turns})
-        _write(path, text.getvalue())
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        replace(path, text)
-    except OSError as error:
-        raise BenchError(f"{path} can't be written: {error.strerror}") from None
-
-
-def check_writable(path: Path) -> None:
-    """Says before the sweep what its end would say.
-
-    Raises:
-        BenchError: the folder is missing or refuses new files.
-    """
-    folder = path.parent
-    if not folder.is_dir():
-        raise BenchError(f"{path} can't be written: there is no folder {folder}")
-    if path.is_dir() or not os.access(folder, os.W_OK):
-        raise BenchError(f"{path} can't be written: it is a folder, or {folder} is read-only")
+        return text.getvalue()

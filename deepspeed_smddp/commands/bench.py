@@ -8,19 +8,14 @@ from typing import Annotated, Literal
 from typer import Exit, Option
 
 from deepspeed_smddp.bench import bench_case
+from deepspeed_smddp.commands.json_option import JsonFile
 
 
 def bench(
     ranks: Annotated[
         int, Option("--ranks", help="Without a launcher: ranks to start on this host.")
     ] = 0,
-    ops: Annotated[
-        str,
-        Option(
-            help="all_gather, reduce_scatter, all_reduce, all_gather_coalesced, "
-            "reduce_scatter_coalesced; with commas."
-        ),
-    ] = "all",
+    ops: Annotated[str, Option(help=f"{', '.join(bench_case.TITLES)}; with commas.")] = "all",
     dtypes: Annotated[str, Option(help="bf16, fp16, fp32.")] = "bf16",
     smallest: Annotated[str, Option("--min", help="The smallest size.")] = "4K",
     largest: Annotated[str, Option("--max", help="The largest size.")] = "16M",
@@ -36,9 +31,7 @@ def bench(
     csv: Annotated[
         Path | None, Option(dir_okay=False, help="File for the figures, a row each.")
     ] = None,
-    as_json: Annotated[
-        Path | None, Option("--json", dir_okay=False, help="File for everything; plan reads it.")
-    ] = None,
+    as_json: JsonFile = None,
     figure: Annotated[
         Path | None, Option(dir_okay=False, help="File for a picture of the bandwidth.")
     ] = None,
@@ -46,8 +39,9 @@ def bench(
     """Measure the collectives of these ranks beside Gloo or NCCL, and check every result.
 
     Started as the job is (torchrun --no-python, deepspeed --no_python, mpirun, srun), on its ranks;
-    else on --ranks ranks of this host. Ctrl-C keeps what was measured. Exits with 1 if a result is
-    wrong, with 2 if the question is, with 130 after Ctrl-C.
+    else on --ranks ranks of this host. Ctrl-C keeps what was measured. `smddp plan` reads what
+    --json writes. Exits with 1 if a result is wrong, with 2 if the question is, with 130 after
+    Ctrl-C.
     """
     from deepspeed_smddp.bench import bench_job, sweep
 

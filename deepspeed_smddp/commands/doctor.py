@@ -7,12 +7,14 @@ from typing import Annotated
 
 from typer import Exit, Option
 
+from deepspeed_smddp.commands.json_option import JsonFile
+
 
 def doctor(
     config: Annotated[
         Path | None, Option(exists=True, dir_okay=False, help="A DeepSpeed config to check.")
     ] = None,
-    as_json: Annotated[bool, Option("--json", help="JSON in place of tables.")] = False,
+    as_json: JsonFile = None,
     wait: Annotated[float, Option(min=1, help="Seconds to wait for the other ranks.")] = 60,
     measure: Annotated[
         bool, Option("--measure/--no-measure", help="Measure links, cores and clocks of a job.")

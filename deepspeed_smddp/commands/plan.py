@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from rich.console import Console
-from typer import Argument, Exit, Option, echo
+from typer import Argument, Exit, Option
 
+from deepspeed_smddp.commands.json_option import JsonFile
 from deepspeed_smddp.config import ds_json
+from deepspeed_smddp.diagnostics import output_files, pictures
 from deepspeed_smddp.planning import PlanError, hardware, plan_page, training_job
 from deepspeed_smddp.planning.answer import answer
 from deepspeed_smddp.planning.model_shape import SIZES, ModelShape, of_text
@@ -44,7 +45,7 @@ def plan(
     recomputation: Annotated[
         Literal["none", "selective", "full"], Option(help="With --config.")
     ] = "full",
-    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
+    as_json: JsonFile = None,
     png: Annotated[
         Path | None, Option(dir_okay=False, help="A picture of the curve to 4,096 GPUs.")
     ] = None,
@@ -53,6 +54,9 @@ def plan(
 
     Exits with 1 if it does not fit, with 2 if the question is wrong.
     """
+    output_files.check_writable([as_json])
+    if png is not None:
+        pictures.check_available("the chart", png)
     shape = shape_of(model)
     if sequence:
         shape = replace(shape, sequence=sequence)
@@ -76,9 +80,8 @@ def plan(
     found = answer(job, length, asked=config is not None)
     if png is not None and found.shown is not None:
         plan_page.draw(found, png)
-    if as_json:
-        echo(json.dumps(found.as_json(), indent=1))
-    else:
+    output_files.write_json(as_json, found.as_json())
+    if as_json != output_files.STANDARD_OUTPUT:
         plan_page.show(Console(), found)
     raise Exit(0 if found.fits else 1)
 

@@ -99,11 +99,15 @@ def ask(target: str) -> Path:
 
 
 def _choose(target: str, running: list[Running]) -> Running:
-    jobs = sorted({process.job for process in running})
-    one = not target and len(jobs) == 1
-    found = [p for p in running if one or target in (p.job, str(p.pid))]
-    if found:
+    found = [p for p in running if target in ("", p.job, str(p.pid))]
+    if len({process.folder for process in found}) == 1:
         return min(found, key=lambda process: process.rank)
+    if not found and os.sep in target:
+        raise DumpError(f"there is no folder {target}")
     if not running:
         raise DumpError("no job over smddp runs on this host (for this user)")
-    raise DumpError(f"no process or job {target!r} runs here; the jobs are: {', '.join(jobs)}")
+    firsts = {p.folder: p for p in sorted(running, key=lambda p: -p.rank)}
+    jobs = ", ".join(f"{p.job} (process {p.pid})" for _, p in sorted(firsts.items()))
+    if found:
+        raise DumpError(f"several jobs run here: name one, or a process of it: {jobs}")
+    raise DumpError(f"no process or job {target!r} runs here; the jobs are: {jobs}")

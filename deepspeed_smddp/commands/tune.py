@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import os
 from pathlib import Path
 from typing import Annotated
 
 from typer import Exit, Option
+
+from deepspeed_smddp.commands.json_option import JsonFile
 
 
 def tune(
@@ -25,9 +27,7 @@ def tune(
     ] = False,
     turns: Annotated[int, Option(min=1, help="Of --check, each.")] = 5,
     steps: Annotated[int, Option(min=1, help="Of a turn of --check.")] = 3,
-    as_json: Annotated[
-        Path | None, Option("--json", dir_okay=False, help="File for sizes, expectation and truth.")
-    ] = None,
+    as_json: JsonFile = None,
 ) -> None:
     """Measure the network of a job and choose the bucket sizes that a ZeRO-3 config leaves open.
 
@@ -36,15 +36,21 @@ def tune(
     from rich.console import Console
     from rich.text import Text
 
+    from deepspeed_smddp.diagnostics import output_files
+    from deepspeed_smddp.distributed import launchers
     from deepspeed_smddp.tuning import decoder, tune_job
 
-    console = Console()
+    launchers.apply()
+    if os.environ.get("RANK", "0") == "0":
+        output_files.check_writable([write, as_json])
     asked = tune_job.Asked(decoder.of_text(model), everything, turns if check else 0, steps)
     tuned = tune_job.run(ds_config, asked)
     if tuned.rank != 0:
         raise Exit
-    tune_job.show(tuned, console)
+    page = as_json != output_files.STANDARD_OUTPUT
+    if page:
+        tune_job.show(tuned, Console())
     for path, data in ((write, tuned.config), (as_json, tuned.to_json())):
-        if path is not None:
-            path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-            console.print(Text(f"Written to {path}."))
+        output_files.write_json(path, data)
+        if path is not None and page:
+            Console().print(Text(f"Written to {path}."))

@@ -55,7 +55,7 @@ _PATIENCE_SECONDS = 1.0
 _SENT_OPERATIONS = 300
 # How a request by a signal begins.
 _SIGNAL = "signal "
-_LOST = re.compile(r"rank (\d+) \([^)]*\)(?: \(process \d+\))? (?:is lost|ended)")
+_LOST = re.compile(r"rank (\d+) \([^)]*\)(?: \(process \d+\))? (?:is lost|(?:has )?ended)")
 
 
 def collect(
@@ -174,12 +174,12 @@ class Reporter(threading.Thread):
         OSError: there is no folder for reports, or no port to listen at.
     """
 
-    def __init__(self, store: Any, rank: int, ranks: int) -> None:
+    def __init__(self, store: Any, rank: int, ranks: int, name: str) -> None:
         super().__init__(name="smddp-report", daemon=True)
         self._store, self._rank, self._ranks = store, rank, ranks
         self._others = [other for other in range(ranks) if other != rank]
         self._listener = Listener(os.environ.get("MASTER_ADDR", "localhost"))
-        self._files = JobFiles(job_name(), rank)
+        self._files = JobFiles(job_name(), rank, name)
         introduce(store, rank, self._listener.contact())
         self._clock: ClockServer | None = None
         if rank == 0 and ranks > 1:
@@ -336,11 +336,12 @@ def _lost_ranks(*errors: str) -> dict[int, str]:
 _reporter: Reporter | None = None
 
 
-def start(store: Any, rank: int, ranks: int) -> Callable[[], None]:
+def start(store: Any, rank: int, ranks: int, name: str) -> Callable[[], None]:
     """A default group is made: its rank ``rank`` reports from now on, or not at all.
 
-    ``SMDDP_REPORT=0`` in the environment means not at all. Returns what ends it; the next start and
-    the end of the process end it as well.
+    ``name`` is that of this making of the group, the same on all its ranks. ``SMDDP_REPORT=0`` in
+    the environment means not at all. Returns what ends it; the next start and the end of the
+    process end it as well.
     """
     global _reporter
     if _reporter is not None:
@@ -348,7 +349,7 @@ def start(store: Any, rank: int, ranks: int) -> Callable[[], None]:
     if not settings.current().process.report:
         return lambda: None
     try:
-        _reporter = Reporter(store, rank, ranks)
+        _reporter = Reporter(store, rank, ranks, name)
     except (OSError, RuntimeError, AttributeError) as error:
         logger.warning("smddp: there will be no report if the job hangs: %s", error)
         return lambda: None

@@ -1,8 +1,8 @@
 """Where reports lie, and which processes can be asked for one.
 
-``<folder>/<job>/running-<pid>.json`` names a rank of this host that runs;
-``<folder>/<job>/report-<n>-<time>/`` holds the dumps of the ranks of this host, and, where the page
-was written, ``page.txt`` and ``fr_trace/``.
+Each start of a job has a folder of its own. ``<folder>/<job>-<start>/running-<rank>.json`` names a
+rank that runs; ``<folder>/<job>-<start>/report-<n>/`` holds the dumps of the ranks of this host,
+and, where the page was written, ``page.txt`` and ``fr_trace/``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import contextlib
 import json
 import os
 import re
+import socket
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,8 @@ from deepspeed_smddp.whole_file import replace
 PAGE = "page.txt"
 # The same dumps for torch.distributed.flight_recorder.fr_trace.
 FR_TRACE = "fr_trace"
+# Each is needed only if another rank removes the same folder at the same moment.
+_TRIES = 20
 
 
 @dataclass(frozen=True)
@@ -51,35 +53,37 @@ def job_name() -> str:
 class JobFiles:
     """The files of one rank of a job.
 
+    Args:
+        start: the same on all ranks of this start of the job, and on those of no other.
+
     Raises:
         OSError: the folder can't be made, or belongs to another user.
     """
 
-    def __init__(self, job: str, rank: int) -> None:
+    def __init__(self, job: str, rank: int, start: str) -> None:
         self.job, self.rank = job, rank
         base = root()
-        self.folder = base / re.sub(r"[^\w.-]", "_", job)
-        self._running = self.folder / f"running-{os.getpid()}.json"
-        note = json.dumps({"job": job, "rank": rank, "pid": os.getpid()})
-        for last_try in (False, False, True):
+        self.folder = base / re.sub(r"[^\w.-]", "_", f"{job}-{start[:8]}")
+        self._running = self.folder / f"running-{rank}.json"
+        pid = os.getpid()
+        note = {"job": job, "rank": rank, "pid": pid, "began": _began(pid), "host": _here()}
+        for attempt in range(_TRIES):
             try:
                 base.mkdir(mode=0o700, parents=True, exist_ok=True)
                 if base.stat().st_uid != os.getuid():
                     raise PermissionError(f"{base} belongs to another user; set SMDDP_REPORT_DIR")
                 self.folder.mkdir(mode=0o700, exist_ok=True)
-                replace(self._running, note)
+                replace(self._running, json.dumps(note))
                 break
-            except FileNotFoundError:  # a rank that ends has removed the empty folder meanwhile
-                if last_try:
+            except (FileNotFoundError, FileExistsError):
+                # A rank that ends removes an empty folder. mkdir() calls what was there, and is
+                # there no more, a file.
+                if attempt == _TRIES - 1:
                     raise
 
     def report_folder(self, number: int) -> Path:
         """The folder of report ``number`` on this host, made by the first rank that asks for it."""
-        existing = sorted(self.folder.glob(f"report-{number}-*"))
-        recent = [path for path in existing if time.time() - path.stat().st_mtime < 60]
-        if recent:
-            return recent[-1]
-        folder = self.folder / f"report-{number}-{time.strftime('%Y%m%d-%H%M%S')}"
+        folder = self.folder / f"report-{number}"
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
@@ -102,14 +106,33 @@ class JobFiles:
 
 
 def running() -> Iterator[Running]:
-    """The ranks of this host that can be asked; notes of processes that are gone are removed."""
+    """The ranks of this host and user that can be asked.
+
+    Notes of processes that are gone are removed. Another process may have their number.
+    """
     for path in sorted(root().glob("*/running-*.json")):
         try:
             note = json.loads(path.read_text(encoding="utf-8"))
-            os.kill(note["pid"], 0)
-        except ProcessLookupError:
-            path.unlink(missing_ok=True)
+            if path.stat().st_uid != os.getuid() or note["host"] != _here():
+                continue
+            if note["began"] == _began(note["pid"]):
+                yield Running(note["job"], note["rank"], note["pid"], path.parent)
+            else:
+                path.unlink(missing_ok=True)
+                path.parent.rmdir()
         except (OSError, ValueError, KeyError):
             continue
-        else:
-            yield Running(note["job"], note["rank"], note["pid"], path.parent)
+
+
+def _here() -> str:
+    """What the numbers of processes belong to: this host, and this container of it."""
+    return f"{socket.gethostname()}/{os.readlink('/proc/self/ns/pid')}"
+
+
+def _began(pid: int) -> str:
+    """When a process began, in ticks since the host did; "" if there is none."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return status.rpartition(")")[2].split()[19]

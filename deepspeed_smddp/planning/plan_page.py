@@ -65,7 +65,7 @@ def draw(answer: Answer, path: Path) -> None:
     Raises:
         CommandError: matplotlib is missing, or the file can't be written.
     """
-    pictures.check_available("the chart")
+    pictures.check_available("the chart", path)
     from matplotlib.figure import Figure
 
     shown = answer.shown

@@ -25,6 +25,7 @@ def main() -> int:
     if "package" in wanted:  # before the tree that an editable installation names
         sys.meta_path[:] = [f for f in sys.meta_path if "ScikitBuild" not in type(f).__name__]
         sys.path.insert(0, wanted["package"])
+    from deepspeed_smddp.diagnostics import output_files
     from deepspeed_smddp.diagnostics.doctor import job_doctor
 
     if "clock" in wanted:
@@ -41,7 +42,7 @@ def main() -> int:
     if others:
         os.nice(5)
     try:
-        return job_doctor.run(None, True, 120.0)
+        return job_doctor.run(None, output_files.STANDARD_OUTPUT, 120.0)
     finally:
         for process in others:
             process.kill()

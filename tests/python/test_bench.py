@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from deepspeed_smddp.bench.bench_case import DTYPES, TITLES, BenchError, Case, c
 from deepspeed_smddp.bench.bench_report import FAILED, RIGHT, STOPPED, BenchReport, Result
 from deepspeed_smddp.bench.call_buffers import CallBuffers
 from deepspeed_smddp.commands.main import app
+from deepspeed_smddp.diagnostics import output_files
 from deepspeed_smddp.diagnostics.doctor import machine
 from deepspeed_smddp.planning import PlanError, training_job
 
@@ -154,6 +156,7 @@ def test_wrong_failed_and_partial_are_said() -> None:
         (["--beside", "mpi"], "'mpi' is not one of"),
         (["--ranks", "1"], "one rank has no other"),
         (["--json", "/nowhere/bench.json"], "there is no folder /nowhere"),
+        (["--figure", "bench.txt"], "the end of the name is its format, one of "),
     ],
 )
 def test_a_wrong_question_is_refused_in_one_sentence(arguments: list[str], said: str) -> None:
@@ -161,6 +164,36 @@ def test_a_wrong_question_is_refused_in_one_sentence(arguments: list[str], said:
     assert answer.exit_code == BenchError.status
     assert said in answer.output + (answer.stderr if answer.stderr_bytes else "")
     assert "Traceback" not in answer.output
+
+
+def test_the_help_has_all_operations() -> None:
+    said = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["bench", "--help"]).output
+    assert all(op in said for op in TITLES), said
+
+
+def test_local_ranks_hear_which_signal_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = []
+
+    class Rank:
+        returncode = None
+
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        def poll(self) -> int | None:
+            if not heard:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return self.returncode
+
+        def send_signal(self, number: int) -> None:
+            heard.append(number)
+            self.returncode = STOPPED
+
+        kill = wait = lambda self: None
+
+    monkeypatch.setattr(subprocess, "Popen", Rank)
+    assert bench_job._run_local(2) == STOPPED
+    assert heard == [signal.SIGTERM] * 2
 
 
 def test_the_nics_of_a_provider_and_their_rate(tmp_path: Path) -> None:
@@ -178,7 +211,7 @@ def test_the_nics_of_a_provider_and_their_rate(tmp_path: Path) -> None:
 
 
 def plan(*words: str) -> tuple[int, str]:
-    question = ["plan", "llama-2-7b", "a100-80", "--gpus", "64", "--json", *words]
+    question = ["plan", "llama-2-7b", "a100-80", "--gpus", "64", "--json", "-", *words]
     answer = CliRunner().invoke(app, question)
     return answer.exit_code, answer.output
 
@@ -190,7 +223,7 @@ def measured(folder: Path, **changes: object) -> Path:
     results = [Result(Case(op, "bf16", n), by, [[t]]) for (op, by, n), t in times.items()]
     path = folder / "bench.json"
     given = {"hosts": {"a": [0, 1], "b": [2, 3]}, "results": results, **changes}
-    report(**given).write_json(path)
+    output_files.write_json(path, report(**given).to_json())
     return path
 
 

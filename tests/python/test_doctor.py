@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,26 @@ import pytest
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 from rich.console import Console
+from typer.testing import CliRunner
 
 import ranks
+from deepspeed_smddp.commands.main import app
 from deepspeed_smddp.diagnostics.doctor import facts, job_doctor, machine, rank_facts
 from deepspeed_smddp.diagnostics.doctor.facts import Fact, Finding, RankFacts, Verdict
 from deepspeed_smddp.diagnostics.doctor.job_doctor import FAILED, LIMITED, WELL, JobReport
 
-IMPORTS = "import torch\nfrom deepspeed_smddp.diagnostics.doctor import job_doctor"
+IMPORTS = """
+import torch
+from deepspeed_smddp.diagnostics.doctor import job_doctor
+from deepspeed_smddp.diagnostics.output_files import STANDARD_OUTPUT
+"""
 
 
 def doctor(deviation: str = "", size: int = 3) -> tuple[list[int], dict[str, Any]]:
     """The statuses of all ranks, and rank 0's report, after rank 1 has run ``deviation``."""
     program = "import os\nif os.environ['RANK'] == '1':\n"
     program += "".join(f"    {line}\n" for line in (deviation or "pass").splitlines())
-    program += "print('\\nstatus', job_doctor.run(None, True, 60.0, measure=False))\n"
+    program += "print('\\nstatus', job_doctor.run(None, STANDARD_OUTPUT, 60.0, measure=False))\n"
     printed = ranks.run(program, size, timeout=120, imports=IMPORTS)
     statuses = [int(text.rpartition("status ")[2]) for text in printed]
     text = printed[0]
@@ -57,7 +64,7 @@ def test_equal_ranks_and_a_rank_that_does_not_come() -> None:
     statuses, report = doctor()
     assert statuses == [WELL] * 3 and report["deviations"] == []
     missing = "import os\nif os.environ['RANK'] != '1':\n"
-    missing += "    print('\\nstatus', job_doctor.run(None, True, 3.0, measure=False))\n"
+    missing += "    print('\\nstatus', job_doctor.run(None, STANDARD_OUTPUT, 3.0, measure=False))\n"
     printed = ranks.run(missing, 3, timeout=120, imports=IMPORTS)
     assert "rank 1 did not answer within 3 s" in printed[0]
     assert "status 1" in printed[0] and "status 1" in printed[2]
@@ -180,3 +187,68 @@ def test_a_rank_far_from_its_gpu_and_its_nics_is_said(
 def test_a_limited_finding_alone_gives_its_own_status() -> None:
     job = [rank(r, "a", problems=[Finding("x", "y", Verdict.LIMITED)]) for r in range(2)]
     assert JobReport(2, job, facts.deviations(job)).status == LIMITED
+
+
+# ---- one process, and a config
+
+
+def check(path: Path, **config: Any) -> tuple[int, str]:
+    """The exit status for a config, and the page as a pipe has it."""
+    path.write_text(json.dumps(config))
+    answer = CliRunner().invoke(app, ["doctor", "--config", str(path)])
+    return answer.exit_code, " ".join(answer.output.split())
+
+
+SMDDP = {"comm_backend": "smddp", "zero_optimization": {"stage": 3}}
+
+
+@pytest.mark.parametrize(
+    ("config", "verdict", "said"),
+    [
+        ({**SMDDP, "smdpp": {}}, "failed", '"smdpp" has no effect: did you mean "smddp"?'),
+        ({"smddp": {"fallback": "error"}}, "failed", 'the section "smddp" has no effect'),
+        ({"zero_optimization": {"stage": 3}}, "limited", "the job does not use smddp"),
+        (
+            {"comm_backend": "smddp", "smddp": {"sharded_data_parallel_degree": 2}},
+            "failed",
+            'needs "zero_optimization.stage": 3',
+        ),
+        (
+            {
+                **SMDDP,
+                "smddp": {"sharded_data_parallel_degree": 2},
+                "zero_optimization": {"stage": 3, "mics_shard_size": 2},
+            },
+            "failed",
+            'does not go with "zero_optimization.mics_shard_size"',
+        ),
+        (
+            {**SMDDP, "zero_optimization": {"stage": 3, "zero_quantized_weights": True}},
+            "limited",
+            "smddp gathers the quantized weights of a bucket as one tensor",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_config(
+    tmp_path: Path, config: dict[str, Any], verdict: str, said: str
+) -> None:
+    status, page = check(tmp_path / "ds.json", **config)
+    assert status == (FAILED if verdict == "failed" else WELL)
+    assert said in page, page
+    _, well = check(tmp_path / "well.json", **SMDDP)
+    count = {
+        name: 0 if "Nothing" in well else int(re.search(rf"(\d+) {name}", well)[1])
+        for name in ("failed", "limited")
+    }
+    count[verdict] += 1
+    assert page.endswith(f"{count['failed']} failed, {count['limited']} limited.")
+
+
+def test_a_config_in_order_is_a_short_page_with_whole_names(tmp_path: Path) -> None:
+    smddp = {"sharded_data_parallel_degree": 2, "reduce_scatter_bucket_size": 123456789}
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({**SMDDP, "smddp": smddp}))
+    page = CliRunner().invoke(app, ["doctor", "--config", str(path)]).output
+    assert len(page.splitlines()) < 80, page
+    assert all(f"{key} " in page and str(value) in page for key, value in smddp.items()), page
+    assert "settings have their defaults" in page and "timeout_seconds" not in page

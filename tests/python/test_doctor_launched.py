@@ -16,7 +16,7 @@ from harness import tasks
 from harness.ports import free_port
 
 BESIDE = Path(sys.executable).parent
-DOCTOR = [str(BESIDE / "smddp"), "doctor", "--json"]
+DOCTOR = [str(BESIDE / "smddp"), "doctor", "--json", "-"]
 PROGRAMS = {
     "torchrun": [str(BESIDE / "torchrun"), "--nproc_per_node", "2", "--no-python"],
     "deepspeed": [str(BESIDE / "deepspeed"), "--num_gpus", "2", "--no_python"],

@@ -75,7 +75,7 @@ def test_nothing_fits() -> None:
 
 
 def test_json() -> None:
-    code, text = run("llama-2-13b", "p4d", "--gpus", "64", "--json")
+    code, text = run("llama-2-13b", "p4d", "--gpus", "64", "--json", "-")
     assert code == 0
     found = json.loads(text)
     best = found["recommended"]

@@ -95,7 +95,7 @@ def test_page_and_json_say_what_is_extended() -> None:
     runner = CliRunner(env={"COLUMNS": "80"})
     page = runner.invoke(app, [*words]).output
     assert "With 16 to 4,096 GPUs, smddp's communication is partly beyond" in page
-    answer = json.loads(runner.invoke(app, [*words, "--json"]).output)
+    answer = json.loads(runner.invoke(app, [*words, "--json", "-"]).output)
     assert answer["recommended"]["communication"] == "simulated, reductions extended from 16 hosts"
     origins = {(p["gpus"], p["library"]): p["communication"] for p in answer["curve"]}
     assert origins[8, "smddp"] == "none between hosts"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -15,7 +16,9 @@ from typing import Any
 
 import pytest
 
-from deepspeed_smddp.diagnostics.report.dump import Connection, load
+from deepspeed_smddp.commands import report
+from deepspeed_smddp.diagnostics import report_files
+from deepspeed_smddp.diagnostics.report.dump import Connection, DumpError, load
 from deepspeed_smddp.diagnostics.report_files import JobFiles
 from harness import programs
 from harness.ports import free_port
@@ -279,7 +282,65 @@ def test_a_folder_that_another_rank_removes_is_made_again(
             self.rmdir()  # as the last rank of another group does
 
     monkeypatch.setattr(Path, "mkdir", mkdir)
-    files = JobFiles("job", 0)
+    files = JobFiles("job", 0, "first")
     assert not left and list(files.folder.glob("running-*.json"))
+    gone = [True, True]  # between mkdir() and this
+    monkeypatch.setattr(Path, "is_dir", lambda self: not (gone and gone.pop()))
+    JobFiles("job", 1, "first").close()
     files.close()
     assert not files.folder.exists()
+
+
+@pytest.mark.quick
+def test_each_start_of_a_job_has_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMDDP_REPORT_DIR", str(tmp_path))
+    folders = set()
+    for start in ("first", "second", "third"):
+        ranks = [JobFiles("job", rank, start) for rank in range(2)]
+        for files in ranks:
+            files.write_dump(0, {"rank": files.rank})
+        assert sorted(ranks[0].dumps(0)) == [0, 1]
+        folders.add(ranks[0].report_folder(0))
+        assert len(list(report_files.running())) == 2
+        for files in ranks:
+            files.close()
+    assert len(folders) == 3
+
+
+@pytest.mark.quick
+def test_only_the_process_that_left_the_note_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one of another host, nor one that has got its number: SIGUSR2 would end it."""
+    monkeypatch.setenv("SMDDP_REPORT_DIR", str(tmp_path))
+    files = [JobFiles("job", rank, "first") for rank in range(2)]
+    notes = sorted(files[0].folder.glob("running-*.json"))
+    for path, key in zip(notes, ("host", "began"), strict=True):
+        path.write_text(json.dumps({**json.loads(path.read_text()), key: "another"}))
+    assert not list(report_files.running())
+    assert [path.exists() for path in notes] == [True, False]
+
+
+@pytest.mark.quick
+def test_a_job_that_was_not_named_is_not_asked_where_several_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SMDDP_REPORT_DIR", str(tmp_path))
+    with pytest.raises(DumpError, match="no job over smddp runs"):
+        report._choose("", list(report_files.running()))
+    first = [JobFiles("job", rank, "first") for rank in (1, 0)]
+    running = list(report_files.running())
+    assert report._choose("", running).rank == report._choose("job", running).rank == 0
+    second = JobFiles("job", 0, "second")
+    running = list(report_files.running())
+    for target in ("", "job"):
+        with pytest.raises(
+            DumpError, match=rf"several jobs run here: .*job \(process {os.getpid()}"
+        ):
+            report._choose(target, running)
+    with pytest.raises(DumpError, match="no process or job 'another' runs here"):
+        report._choose("another", running)
+    with pytest.raises(DumpError, match="there is no folder /nosuch"):
+        report._choose("/nosuch", running)
+    for files in (*first, second):
+        files.close()

@@ -111,7 +111,7 @@ def traced(folder: Path, dumps: dict[int, Dump], *arguments: object) -> tuple[st
 
 def refused(*arguments: object) -> str:
     code, said = run(*arguments)
-    assert code == 1
+    assert code in (1, 2)
     return said
 
 
@@ -321,7 +321,7 @@ def test_the_clocks_are_stated(tmp_path: Path) -> None:
 
 def test_the_latest_report_of_a_job_counts(tmp_path: Path) -> None:
     for number, calls in ((0, 5), (1, 10)):
-        folder = save(job(calls=calls), tmp_path / f"report-{number}-20270115-080000")
+        folder = save(job(calls=calls), tmp_path / f"report-{number}")
         os.utime(folder, (START + number, START + number))
     code, said = run(tmp_path, "-o", tmp_path / "t.json.gz")
     assert code == 0
@@ -342,7 +342,7 @@ def test_what_no_trace_is_made_of_is_named(tmp_path: Path, monkeypatch: pytest.M
     said = refused(folder / "rank-0.json", tmp_path / "two", "-o", output)
     assert "are of different jobs" in said and "of job evaluation with 4 ranks" in said
     said = refused(folder, "-o", tmp_path / "absent" / "t.json")
-    assert "can't be written: No such file or directory" in said
+    assert "can't be written: there is no folder" in said
     (folder / "rank-3.json").write_text('{"version": 1, "ran')
     assert "rank-3.json holds no dump of a rank" in refused(folder, "-o", output)
     assert not output.exists()
@@ -404,5 +404,5 @@ def test_the_picture_says_what_is_hidden(tmp_path: Path) -> None:
     assert "ms of communication (mean of 4 ranks)" in said
     assert png.read_bytes().startswith(b"\x89PNG")
     code, said = run(folder, "-o", tmp_path / "t.json", "--png", tmp_path / "step.nonsense")
-    assert code == 1
+    assert code == 2
     assert "step.nonsense can't be written" in said

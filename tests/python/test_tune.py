@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from deepspeed_smddp.commands.main import app
 from deepspeed_smddp.tuning import auto_keys, cache
 from deepspeed_smddp.tuning.choice import (
     LARGEST_PERSISTENT,
@@ -194,3 +196,15 @@ def test_cache_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(os, "replace", full)
     cache.store("name", NetworkModel(line(1e-5, 1e9), line(1e-5, 1e9)), cache.NETWORK)
     assert list(cache.directory().iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["--write", "--json"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, option: str
+) -> None:
+    config = tmp_path / "ds.json"
+    config.write_text('{"zero_optimization": {"stage": 3}}')
+    words = ["tune", "--ds-config", str(config), option, str(tmp_path / "none" / "tuned.json")]
+    answer = CliRunner().invoke(app, words)
+    assert answer.exit_code == 2
+    assert "there is no folder" in answer.output + (answer.stderr if answer.stderr_bytes else "")

@@ -23,6 +23,7 @@ PARAMETERS_PER_HOST = 3_000_000_000
 # which the feature is off.
 _EXCLUDED: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("zero_optimization.zero_hpz_partition_size", (None, 1)),
+    ("zero_optimization.mics_shard_size", (None, -1)),
     ("zero_optimization.zero_quantized_gradients", (None, False)),
     ("zero_optimization.zenflow", (None,)),
     ("zero_optimization.offload_optimizer.super_offload", (None, False)),

@@ -9,13 +9,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic_core import to_json
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from deepspeed_smddp.diagnostics.doctor import checks, facts, measurements, rank_facts
+from deepspeed_smddp.config import settings
+from deepspeed_smddp.diagnostics import output_files
+from deepspeed_smddp.diagnostics.doctor import (
+    checks,
+    config_check,
+    facts,
+    measurements,
+    rank_facts,
+)
 from deepspeed_smddp.diagnostics.doctor.facts import Deviation, Finding, RankFacts, Verdict
 from deepspeed_smddp.diagnostics.doctor.measurements import Measured
 from deepspeed_smddp.diagnostics.doctor.rendezvous import Rendezvous, is_one_of_several, join
@@ -54,61 +63,77 @@ class JobReport:
         """The report as text; rates are bytes per second each way, times are seconds."""
         return to_json({"status": self.status, **vars(self)}, indent=2).decode()
 
-    def show(self, as_json: bool) -> None:
-        """Prints it, as JSON or as a page of 80 columns."""
-        if as_json:
-            print(self.as_json(), flush=True)
-        else:
+    def show(self, json: Path | None) -> None:
+        """Prints it as a page of 80 columns, and writes it as JSON."""
+        if json is not None:
+            output_files.write(json, self.as_json())
+        if json != output_files.STANDARD_OUTPUT:
             console = Console()
             console.print(page(self), width=min(WIDTH, console.width), soft_wrap=False)
 
 
-def run(ds_config: Path | None, as_json: bool, seconds: float, measure: bool = True) -> int:
+def run(ds_config: Path | None, json: Path | None, seconds: float, measure: bool = True) -> int:
     """Prints the report, on rank 0 only, and returns the exit status.
 
     Args:
-        ds_config: a DeepSpeed config whose settings apply.
-        as_json: JSON in place of tables.
+        ds_config: a DeepSpeed config to check, whose settings apply.
+        json: file for the report as JSON.
         seconds: how long ranks wait for one another.
         measure: whether the ranks of a job measure their links, cores and clocks.
     """
     if not is_one_of_several():
-        return _alone(ds_config, as_json)
-    return _of_job(join(seconds), ds_config, seconds, as_json, measure)
+        return _alone(ds_config, json)
+    return _of_job(join(seconds), ds_config, seconds, json, measure)
 
 
-def _alone(ds_config: Path | None, as_json: bool) -> int:
+def _alone(ds_config: Path | None, json: Path | None) -> int:
+    output_files.check_writable([json])
     findings = list(checks.findings())
     findings[:0] = [Finding(fact.name, fact.value) for fact in rank_facts.software_facts()]
     rows: list[checks.SettingRow] = []
     try:
         rows = checks.setting_rows(ds_config)
+        if ds_config is not None:
+            findings += config_check.config_findings(ds_config)
     except SmddpConfigError as error:
         findings.append(Finding("settings", str(error), Verdict.FAILED))
     status = int(any(finding.verdict is Verdict.FAILED for finding in findings))
-    if as_json:
+    if json is not None:
         found = {"status": status, "findings": findings, "settings": rows}
-        print(to_json(found, indent=2).decode())
-        return status
-    console = Console()
-    table = Table.grid(padding=(0, 2))
-    for finding in findings:
-        table.add_row(_verdict(finding), finding.name, Text(finding.text, overflow="fold"))
-    console.print(table)
-    if rows:
-        settings = Table("setting", "value", "source", "meaning", box=None, padding=(0, 2, 0, 0))
-        for row in rows:
-            settings.add_row(row.name, Text(row.value), row.source, row.meaning)
-        console.print()
-        console.print(settings)
+        output_files.write(json, to_json(found, indent=2).decode())
+    if json != output_files.STANDARD_OUTPUT:
+        Console().print(page_of_process(findings, rows))
     return status
+
+
+def page_of_process(findings: list[Finding], rows: list[checks.SettingRow]) -> RenderableType:
+    """What works here, the settings that are no defaults, and what does not work, with its count.
+
+    Names of settings are never cut.
+    """
+    ordered = sorted(findings, key=lambda finding: list(Verdict).index(finding.verdict))
+    table = Table.grid(padding=(0, 2))
+    for finding in ordered:
+        table.add_row(_verdict(finding), finding.name, Text(finding.text, overflow="fold"))
+    changed = [row for row in rows if row.source != settings.DEFAULT]
+    shown = Table(box=None, padding=(0, 2, 0, 0))
+    shown.add_column(
+        "setting", no_wrap=True, min_width=max((len(r.name) for r in changed), default=0)
+    )
+    shown.add_column("value", overflow="fold")
+    shown.add_column("source", overflow="fold")
+    for row in changed:
+        shown.add_row(row.name, row.value, row.source)
+    rest = f"{len(rows) - len(changed)} settings have their defaults (--json FILE lists them)."
+    middle: list[Any] = [shown, Text()] if changed else []
+    return Group(table, Text(), *middle, Text(rest), _summary(findings))
 
 
 def _of_job(
     rendezvous: Rendezvous,
     ds_config: Path | None,
     seconds: float,
-    as_json: bool,
+    json: Path | None,
     measure: bool,
 ) -> int:
     """The exit status, the same on all ranks.
@@ -132,7 +157,7 @@ def _of_job(
         deviations.sort(key=lambda deviation: deviation.verdict is not Verdict.FAILED)
         took = time.monotonic() - began
         report = JobReport(rendezvous.size, found, deviations, measured, took)
-        report.show(as_json)
+        report.show(json)
         status = report.status
     shared = rendezvous.share("status", int, status, 2 * seconds + 2 * measurements.SECONDS)
     rendezvous.leave()
@@ -184,18 +209,24 @@ def page(report: JobReport) -> RenderableType:
         equal = facts.same(report.ranks)
         known = {fact.name: fact.value.partition(" (")[0] for fact in equal}
         shown = [f"{name} {known[name]}" for name in _SHOWN if name in known]
-        rest = f"{len(equal) - len(shown)} more facts and settings (--json lists them)"
+        rest = f"{len(equal) - len(shown)} more facts and settings (--json FILE lists them)"
         table.add_row(Text("ok", "green"), "on all ranks", Text("; ".join([*shown, rest])))
     if report.measured is not None:
         text = "; ".join(report.measured.sentences())
         table.add_row(Text("ok", "green"), "measured", Text(text or "nothing"))
-    failed = sum(found.verdict is Verdict.FAILED for found in report.deviations)
-    if report.deviations:
-        counts = f"{failed} failed, {len(report.deviations) - failed} limited"
-        summary = Text(f"{counts}; {report.seconds:.1f} s.", "red" if failed else "yellow")
-    else:
-        summary = Text(f"Nothing found in {report.seconds:.1f} s.", "green")
+    summary = _summary(report.deviations, f"; {report.seconds:.1f} s")
     return Group(head, Text(), table, Text(), summary)
+
+
+def _summary(found: Sequence[Finding], more: str = "") -> Text:
+    failed, limited = (
+        sum(one.verdict is verdict for one in found)
+        for verdict in (Verdict.FAILED, Verdict.LIMITED)
+    )
+    if failed or limited:
+        counts = f"{failed} failed, {limited} limited{more}."
+        return Text(counts, STYLES[Verdict.FAILED if failed else Verdict.LIMITED])
+    return Text(f"Nothing wrong found{more}.", STYLES[Verdict.OK])
 
 
 def _verdict(found: Finding) -> Text:

@@ -15,7 +15,7 @@ import torch
 
 import deepspeed_smddp
 from deepspeed_smddp.config.fields import PREFIX
-from deepspeed_smddp.diagnostics.doctor import checks, machine
+from deepspeed_smddp.diagnostics.doctor import checks, config_check, machine
 from deepspeed_smddp.diagnostics.doctor.facts import Fact, Finding, RankFacts, Verdict, limited
 from deepspeed_smddp.distributed import extension, launchers
 from deepspeed_smddp.errors import SmddpConfigError
@@ -106,6 +106,8 @@ def collect(rank: int, ds_config: Path | None, nonce: str) -> RankFacts:
     for part in (software_facts, machine.machine_facts, machine.network_facts, _variables):
         _extend(own, part.__module__.rpartition(".")[2], part)
     _extend(own, "settings", lambda: _settings(ds_config, nonce))
+    if ds_config is not None:
+        _extend(own, "config", lambda: config_check.config_findings(ds_config))
     _extend(own, "limits", machine.machine_findings)
     provider = next((fact.value for fact in own.facts if fact.name == "libfabric"), "")
     _extend(own, "networks", lambda: machine.network_findings(provider))

@@ -167,7 +167,7 @@ def draw(timeline: Timeline, title: str, span: Span, path: Path) -> str:
     Raises:
         CommandError: matplotlib is missing, or the file can't be written.
     """
-    pictures.check_available("a picture")
+    pictures.check_available("a picture", path)
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
