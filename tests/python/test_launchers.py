@@ -73,6 +73,34 @@ def test_what_is_set_stays() -> None:
     assert launchers.variables({**OPEN_MPI, "RANK": "0"}) == {}
 
 
+TORCHRUN = joined(3, 4, (1, 2), "head", 29500)
+BY_LAUNCHER = {
+    "torchrun": (TORCHRUN, {}),
+    "Open MPI": ({**OPEN_MPI, "MASTER_ADDR": "head"}, joined(5, 8, (1, 4), "head", 29500)),
+    "MPICH": (MPICH, joined(1, 2, (1, 2), "127.0.0.1", 29500)),
+    "srun": (SLURM, joined(6, 8, (0, 2), "gpu07", 21123)),
+}
+# The outer one starts the inner one's agent or daemon on each host.
+PAIRS = [
+    ("srun", "torchrun"),
+    ("Open MPI", "torchrun"),
+    ("MPICH", "torchrun"),
+    ("srun", "Open MPI"),
+    ("srun", "MPICH"),
+]
+
+
+@pytest.mark.parametrize(("outer", "inner"), PAIRS)
+def test_of_two_launchers_the_inner_one_counts(outer: str, inner: str) -> None:
+    # The daemon of this host is the first of two of its step.
+    daemon = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": "0"}
+    daemon["SLURM_STEP_TASKS_PER_NODE"] = "1(x2)"
+    around = {**SLURM, **daemon} if outer == "srun" else BY_LAUNCHER[outer][0]
+    given, wanted = BY_LAUNCHER[inner]
+    env = {**around, **given}
+    assert {**launchers.variables(env), **given} == {**wanted, **given}
+
+
 @pytest.mark.parametrize(
     "env",
     [
