@@ -86,8 +86,8 @@ def apply() -> None:
 
 
 def _place(env: Mapping[str, str]) -> _Place | None:
-    # MPI's before Slurm's: in an allocation mpirun starts a daemon on each host by srun, and the ranks
-    # inherit what that has told the daemon.
+    # MPI's before Slurm's: in an allocation mpirun starts a daemon on each host by srun, and the
+    # ranks inherit what that has told the daemon.
     for read in (_open_mpi, _hydra, _slurm):
         try:
             found = read(env)
