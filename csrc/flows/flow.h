@@ -208,8 +208,8 @@ inline Rank other_end(const SendFlow& send) { return send.target; }
 template <class Flow>
 class FlowList {
  public:
-  using iterator = std::deque<Flow>::iterator;
-  using const_iterator = std::deque<Flow>::const_iterator;
+  using iterator = typename std::deque<Flow>::iterator;
+  using const_iterator = typename std::deque<Flow>::const_iterator;
 
   template <class... Args>
   Flow& emplace_back(Args&&... args) {

@@ -104,7 +104,7 @@ struct Wrapping<T, false> {
   using Type = T;
 };
 template <class T>
-using Wraps = Wrapping<T>::Type;
+using Wraps = typename Wrapping<T>::Type;
 
 struct SumOf {
   template <class T>
@@ -167,8 +167,8 @@ SMDDP_BOTH Parts parts_of(const Reduction& r, size_t element_size) {
 // aligned lanes there. If the destination has not, its elements are written one by one.
 template <class Element, class Op, int kLanes>
 SMDDP_BOTH void reduce_lanes(const Reduction& r, size_t at, size_t stride) {
-  using Memory = Element::Memory;
-  using Sum = Element::Sum;
+  using Memory = typename Element::Memory;
+  using Sum = typename Element::Sum;
   constexpr int kEach = static_cast<int>(sizeof(Lane) / sizeof(Memory));
   // So many sources are read before the first of them is added: their reads are under way together. A half
   // type's sums take twice the registers of its lanes.
@@ -222,8 +222,8 @@ SMDDP_BOTH void reduce_lanes(const Reduction& r, size_t at, size_t stride) {
 // Reduces element i alone.
 template <class Element, class Op>
 SMDDP_BOTH void reduce_one(const Reduction& r, size_t i) {
-  using Memory = Element::Memory;
-  using Sum = Element::Sum;
+  using Memory = typename Element::Memory;
+  using Sum = typename Element::Sum;
   Sum sum = Element::widen(static_cast<const Memory*>(r.sources[0])[i]);
   for (size_t k = 1; k < r.sources_count; ++k) {
     sum = Op::apply(sum, Element::widen(static_cast<const Memory*>(r.sources[k])[i]));

@@ -50,7 +50,7 @@ struct Sources {
 
 template <class T, class Op>
 struct Reduction {
-  using Sum = T::Sum;
+  using Sum = typename T::Sum;
 
   // Reduces kVectors vectors of memory from `at` on, of all sources. Several are in flight at once, to
   // hide the latency of one.
@@ -203,7 +203,7 @@ struct Wrapping<Native<I>> {
 
 template <class T, class F>
 void with_op(T, ReduceOp op, F&& f) {
-  using Wraps = Wrapping<T>::Type;
+  using Wraps = typename Wrapping<T>::Type;
   switch (op) {
     case ReduceOp::kNone:
     case ReduceOp::kSum:

@@ -30,7 +30,7 @@ struct Vector {
   typedef T type __attribute__((vector_size(kWidth)));
 };
 template <class T>
-using V = Vector<T>::type;
+using V = typename Vector<T>::type;
 using Words = V<uint32_t>;
 using Floats = V<float>;
 // As many 16-bit elements as one Floats has, in half the bytes.
