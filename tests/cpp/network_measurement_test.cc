@@ -203,7 +203,16 @@ void expect_alike(const Made& made) {
   EXPECT_TRUE(parse_network_model(made.networks[0]).ok()) << made.networks[0];
 }
 
-TEST_F(MeasuredGroup, AllRanksUseTheSameNumbersAndLaterGroupsTakeThemOver) {
+class MeasuredInTime : public MeasuredGroup {
+  void SetUp() override {
+#ifdef __SANITIZE_THREAD__
+    GTEST_SKIP()
+        << "a measurement ends after 250 ms: under ThreadSanitizer those are often too few";
+#endif
+  }
+};
+
+TEST_F(MeasuredInTime, AllRanksUseTheSameNumbersAndLaterGroupsTakeThemOver) {
   for (int few : {32, 2}) {
     few_ranks_ = few;
     processes_.clear();
@@ -261,7 +270,7 @@ TEST_F(MeasuredGroup, ARankThatIsStoppedMeanwhileGivesNoAbsurdNumbers) {
 }
 
 // What the processes of a job keep ends with them.
-class NextJob : public MeasuredGroup {
+class NextJob : public MeasuredInTime {
  protected:
   Made next(const std::string& layout) {
     processes_.clear();
