@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from deepspeed_smddp import offload_activations
-from deepspeed_smddp.models.offload import Offload
+from deepspeed_smddp.models.offload import Offload, host_memory
 from deepspeed_smddp.models.offload import model as offload_model
 
 ROWS, WIDTH, LAYERS = 1024, 64, 10
@@ -409,3 +409,20 @@ def test_results_of_collectives_in_flight_are_offloaded() -> None:
     loss_of(model, x).backward()
     assert same(gradients(model), expected)
     assert offload.statistics.bytes_out == 2 * WORTH
+
+
+def test_a_buffer_that_a_finaliser_gives_back_meanwhile_is_not_lent_by_mistake(monkeypatch) -> None:
+    memory = host_memory.HostMemory(pinned=False)
+    small, large = memory.take(100), memory.take(200)
+    memory.give_back(large)
+    search = host_memory.bisect_left
+
+    def interrupted(*args, **kwargs) -> int:
+        place = search(*args, **kwargs)
+        memory.give_back(small)
+        return place
+
+    monkeypatch.setattr(host_memory, "bisect_left", interrupted)
+    assert memory.take(150) is large
+    monkeypatch.undo()
+    assert (memory.take(50), memory.nbytes) == (small, 300)

@@ -11,7 +11,10 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+import threading
 from bisect import bisect_left, insort
+from collections import deque
+from weakref import WeakSet
 
 import torch
 
@@ -68,7 +71,7 @@ class Copies:
 class HostBuffer:
     """Host memory of ``nbytes`` bytes; ``last`` is the latest copy that reads or writes it."""
 
-    __slots__ = ("bytes", "last", "nbytes")
+    __slots__ = ("__weakref__", "bytes", "last", "nbytes")
 
     def __init__(self, memory: torch.Tensor) -> None:
         self.bytes = memory
@@ -98,8 +101,16 @@ class HostMemory:
         self._pinned = pinned and directory is None
         self._directory = directory
         self._free: list[HostBuffer] = []  # by size
+        # A finaliser gives back in the middle of any call of this or another thread.
+        self._returned: deque[HostBuffer] = deque()
+        self._lock = threading.Lock()
+        self._buffers: WeakSet[HostBuffer] = WeakSet()
         self._closed = False
-        self.nbytes = 0  # in use or free
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers that are in use or free."""
+        return sum(buffer.nbytes for buffer in self._buffers)
 
     def take(self, nbytes: int) -> HostBuffer:
         """A buffer of at least ``nbytes`` bytes.
@@ -107,27 +118,29 @@ class HostMemory:
         Raises:
             OSError: the file system of ``directory`` has no space.
         """
-        place = bisect_left(self._free, nbytes, key=lambda buffer: buffer.nbytes)
-        if place < len(self._free):
-            return self._free.pop(place)
-        if self._free:
-            self.nbytes -= self._free.pop().nbytes
+        with self._lock:
+            while self._returned:
+                insort(self._free, self._returned.popleft(), key=lambda free: free.nbytes)
+            place = bisect_left(self._free, nbytes, key=lambda buffer: buffer.nbytes)
+            if place < len(self._free):
+                return self._free.pop(place)
+            if self._free:
+                self._free.pop()
         buffer = HostBuffer(self._allocate(nbytes))
-        self.nbytes += buffer.nbytes
+        self._buffers.add(buffer)
         return buffer
 
     def give_back(self, buffer: HostBuffer) -> None:
-        """Returns a buffer whose contents are no longer needed."""
-        if self._closed:
-            self.nbytes -= buffer.nbytes
-            return
-        insort(self._free, buffer, key=lambda free: free.nbytes)
+        """Returns a buffer whose contents are no longer needed; takes no lock."""
+        if not self._closed:
+            self._returned.append(buffer)
 
     def close(self) -> None:
         """Frees the free buffers, and from now on each buffer that is given back."""
         self._closed = True
-        self.nbytes -= sum(buffer.nbytes for buffer in self._free)
-        self._free.clear()
+        self._returned.clear()
+        with self._lock:
+            self._free.clear()
 
     def _allocate(self, nbytes: int) -> torch.Tensor:
         if self._directory is None:
