@@ -11,7 +11,6 @@ A digest says that a function was read: read the new ones (``--new`` shows them)
 from __future__ import annotations
 
 import argparse
-import ast
 import json
 import sys
 from pathlib import Path
@@ -26,29 +25,25 @@ LIBRARIES = {"deepspeed": "DeepSpeed", "torch": "torch"}
 FILE = ROOT / "deepspeed_smddp/upstream/known_sources.json"
 
 
-def places(library: str) -> list[str]:
-    """The functions that features rest on, of one library."""
-    found = [
-        place
-        for support in versions.SUPPORT.values()
-        if support.library == library
-        for place in support.places
-    ]
-    return sorted(set(found))
+def places(library: str) -> dict[str, str]:
+    """The functions that features rest on, of one library, and the oldest release to read."""
+    found: dict[str, str] = {}
+    for support in versions.SUPPORT.values():
+        if support.library == library and support.read:
+            oldest = support.read[0]
+            for place in support.places:
+                found[place] = min(oldest, found.get(place, oldest), key=versions.order)
+    return found
 
 
 def digest_in(tree: Path, place: str) -> str:
     """The digest of a function in an unpacked package."""
     module, _, name = place.partition(":")
-    path = Path(tree, *module.split("."))
-    for file in (path.with_suffix(".py"), path / "__init__.py"):
-        if file.is_file():
-            text = file.read_text(encoding="utf-8")
-            try:
-                return source.digest_of(text, ast.parse(text), name)
-            except LookupError:
-                break
-    return source.MISSING
+    file = source.file_in(tree, module)
+    try:
+        return source.digest_in(file, name) if file else source.MISSING
+    except LookupError:
+        return source.MISSING
 
 
 def by_release(recorded: dict[str, Any], place: str, library: str) -> dict[str, str]:
@@ -78,9 +73,13 @@ def record(recorded: dict[str, Any], trees: list[Path]) -> list[str]:
     for name, library in LIBRARIES.items():
         given = {t.name.partition("-")[2]: t for t in trees if t.name.partition("-")[0] == name}
         before = recorded["releases"].get(library, [])
-        for place in places(library):
-            digests = by_release(recorded, place, library) if before else {}
+        for place, oldest in places(library).items():
+            since = versions.order(oldest)
+            recorded_before = by_release(recorded, place, library)
+            digests = {r: d for r, d in recorded_before.items() if versions.order(r) >= since}
             for release in sorted(given, key=versions.order):
+                if versions.order(release) < since:
+                    continue
                 digest = digest_in(given[release], place)
                 if digest not in digests.values():
                     news.append(f"{release}  {digest}  {place}")

@@ -9,7 +9,7 @@ data-parallel ranks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch.distributed as dist
@@ -17,8 +17,8 @@ import torch.distributed as dist
 from deepspeed_smddp import tensor_parallel
 from deepspeed_smddp.config import settings
 from deepspeed_smddp.errors import SmddpConfigError
-from deepspeed_smddp.upstream import versions
-from deepspeed_smddp.upstream.wrapping import Call
+from deepspeed_smddp.upstream import source
+from deepspeed_smddp.upstream.wrapping import Call, replaced
 
 KEY = '"smddp.tensor_parallel_degree"'
 
@@ -40,24 +40,24 @@ def divided(call: Call, config: Mapping[str, Any]) -> Iterator[None]:
     model = call.arguments["model"]
     groups = _make_groups(degree)
     parallel = {**(config.get("tensor_parallel") or {}), "autotp_size": degree}
-    _replace_config(call, {**config, "tensor_parallel": parallel})
-    call.change(mpu=groups)
+    call.leave_out("config_params")
+    call.change(config={**config, "tensor_parallel": parallel}, mpu=groups)
     device_type = get_accelerator().device_name()
     tensor_parallel.share_random_numbers(groups.get_tensor_model_parallel_group(), device_type)
     plan = _plan(model, parallel)
-    yield
+    with _without_config(call.arguments.get("args")):
+        yield
     seed = settings.current().section.tensor_parallel_seed
     rank = groups.get_tensor_model_parallel_rank()
     tensor_parallel.draw_apart(call.result[0].module, plan, rank, seed)
 
 
 def _check(arguments: Mapping[str, Any], config: Mapping[str, Any], degree: int) -> None:
-    import deepspeed
-
-    unsupported = versions.refusal("tensor_parallel_degree", deepspeed)
-    if unsupported is not None:
+    reason = source.refusal("tensor_parallel_degree")
+    if reason is not None:
         raise SmddpConfigError(
-            f'{KEY} {unsupported}; install a known one, or use its own section "tensor_parallel"'
+            f"{KEY} does not go with this DeepSpeed: {reason}; install the known one, or use its "
+            'own section "tensor_parallel"'
         )
     tensor_parallel.check_degree(degree, dist.get_world_size())
     for name in ("mpu", "mesh_param"):
@@ -92,13 +92,14 @@ def _make_groups(degree: int) -> Any:
     return groups
 
 
-def _replace_config(call: Call, config: Mapping[str, Any]) -> None:
-    args = call.arguments.get("args")
-    for name in ("deepspeed_config", "deepscale_config"):
-        if getattr(args, name, None) is not None:
-            setattr(args, name, None)
-    call.leave_out("config_params")
-    call.change(config=dict(config))
+@contextmanager
+def _without_config(args: Any) -> Iterator[None]:
+    # DeepSpeed refuses a config in the caller's ``args`` beside one that is passed.
+    with ExitStack() as stack:
+        for name in ("deepspeed_config", "deepscale_config"):
+            if hasattr(args, name):
+                stack.enter_context(replaced(args, name, None))
+        yield
 
 
 def _plan(model: Any, parallel: Mapping[str, Any]) -> dict[str, str]:

@@ -39,8 +39,8 @@ class Request:
 
     @property
     def wants_smddp(self) -> bool:
-        """Whether the backend is smddp for at least one device type."""
-        return self.backend is not None and NAME in _names(self.backend)
+        """Whether the backend is smddp for the device on which DeepSpeed computes."""
+        return self.backend is not None and _serving(self.backend) == NAME
 
 
 def parse(config: Any) -> Request:
@@ -92,7 +92,7 @@ def initialise(
             f"group was already made with {show(existing)}; make it with "
             f"init_process_group({show(request.backend)}), or leave making it to DeepSpeed"
         )
-    if NAME in _names(existing):
+    if _serving(existing) == NAME:
         if request != Request():
             _apply_section(request)
             _set_timeout()
@@ -116,8 +116,8 @@ def group_backend() -> str:
 
 
 def serves_default_group() -> bool:
-    """Whether there is a default group, and smddp is its backend for at least one device type."""
-    return dist.is_initialized() and NAME in group_backend()
+    """Whether there is a default group, and smddp is its backend where DeepSpeed computes."""
+    return dist.is_initialized() and _serving(group_backend()) == NAME
 
 
 def set_launcher_variables() -> None:
@@ -171,7 +171,19 @@ def _names(backend: str) -> set[str]:
     return {pair.rpartition(":")[2].strip().lower() for pair in backend.split(",")}
 
 
+def _serving(backend: str) -> str:
+    """Which of a backend's names serves the tensors of the device on which DeepSpeed computes."""
+    if ":" not in backend:
+        return backend.strip().lower()
+    from deepspeed.accelerator import get_accelerator
+
+    pairs = (pair.strip().lower().split(":") for pair in backend.split(","))
+    return dict(pairs).get(get_accelerator().device_name(), "")  # type: ignore[call-overload]
+
+
 def _agrees(requested: str, existing: str) -> bool:
+    if NAME in _names(requested) and _serving(requested) != _serving(existing):
+        return False
     if ":" not in requested:
         return requested in _names(existing)
     return _names(requested) <= _names(existing)

@@ -6,7 +6,7 @@ process that has not chosen smddp they read the config and pass all arguments on
 
 ``smddp_autoload`` calls the functions ``hook_*`` once ``deepspeed``, ``accelerate.utils.deepspeed``
 and ``transformers.training_args`` have been imported. If a version is not supported or a signature
-is not the expected one, the module is left as it is and one warning says so.
+is not the expected one, a config that chooses smddp is refused, and nothing else is changed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from deepspeed_smddp.deepspeed.sharding import sharding_degree
 from deepspeed_smddp.distributed import backend, launchers
 from deepspeed_smddp.errors import SmddpConfigError, logger, warn_once
 from deepspeed_smddp.models.offload import offload_activations
-from deepspeed_smddp.upstream import shared_memory_op, source, versions
+from deepspeed_smddp.upstream import shared_memory_op, source
 from deepspeed_smddp.upstream.wrapping import Call, is_wrapped, missing_argument, surround
 
 # The latest config that accelerate or transformers built, while they keep it, and what it asks for.
@@ -47,11 +47,10 @@ _installed = False
 
 
 def hook_deepspeed(deepspeed: Any) -> None:
-    """Wraps ``initialize``, ``zero.Init.__init__`` and ``init_distributed``."""
-    unsupported = versions.refusal("comm_backend", deepspeed)
-    if unsupported is not None:
-        _leave("deepspeed", f"that {unsupported}")
-        return
+    """Wraps ``initialize``, ``zero.Init.__init__`` and ``init_distributed``.
+
+    In a version that is not supported they refuse a config that chooses smddp, and nothing else.
+    """
     init_type = deepspeed.zero.Init
     init_distributed = deepspeed.comm.comm.init_distributed
     checks = (
@@ -59,11 +58,14 @@ def hook_deepspeed(deepspeed: Any) -> None:
         (init_type.__init__, ("config_dict_or_path", "config")),
         (init_distributed, ("dist_backend", "timeout", "config", "dist_init_required")),
     )
+    reason = source.refusal("comm_backend")
     for function, names in checks:
         missing = missing_argument(function, names)
-        if missing:
-            _leave("deepspeed", f"{function.__qualname__} has no argument {missing}")
-            return
+        if missing and reason is None:
+            reason = f"{function.__qualname__} has no argument {missing}"
+    if reason is not None:
+        _refuse(deepspeed, reason)
+        return
     # importlib.reload(deepspeed) replaces some of them.
     if not is_wrapped(deepspeed.initialize):
         deepspeed.initialize = surround(deepspeed.initialize, around_initialize)
@@ -105,15 +107,28 @@ def hook_transformers(module: Any) -> None:
         )
 
 
+def _refuse(deepspeed: Any, reason: str) -> None:
+    @contextmanager
+    def refusing(call: Call) -> Iterator[None]:
+        given = call.arguments
+        config = ds_config.of_initialize(given) or ds_config.of_zero_init(given)
+        if comm_backend.parse(config).wants_smddp and not comm_backend.serves_default_group():
+            raise SmddpConfigError(
+                f'"{comm_backend.KEY}": "{comm_backend.NAME}" in a DeepSpeed config does not go '
+                f"with this DeepSpeed: {reason}; call deepspeed.init_distributed(dist_backend="
+                f'"{comm_backend.NAME}") before'
+            )
+        yield
+
+    init_type = deepspeed.zero.Init
+    deepspeed.initialize = surround(deepspeed.initialize, refusing)
+    init_type.__init__ = surround(init_type.__init__, refusing)
+
+
 def _leave(module: str, reason: str) -> None:
-    logger.warning(
-        'smddp: "%s" in a DeepSpeed config will not be read by way of %s, as %s; '
-        'use deepspeed.init_distributed(dist_backend="%s")',
-        comm_backend.KEY,
-        module,
-        reason,
-        comm_backend.NAME,
-    )
+    # Who has not chosen smddp is told nothing; who has gets the error of initialize, as accelerate
+    # or transformers makes the group with another backend.
+    logger.debug("smddp: the DeepSpeed config is not read by way of %s: %s", module, reason)
 
 
 @contextmanager

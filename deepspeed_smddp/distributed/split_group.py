@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from deepspeed_smddp.distributed import backend
 from deepspeed_smddp.errors import warn_once
-from deepspeed_smddp.upstream import versions
+from deepspeed_smddp.upstream import source
 from deepspeed_smddp.upstream.wrapping import is_wrapped, missing_argument, wrap
 
 FEATURE = "split_group"
@@ -37,12 +37,12 @@ def install() -> None:
     if original is None or is_wrapped(original):
         return
     missing = missing_argument(original, _READ)
-    if missing is not None:
+    reason = source.refusal(FEATURE) or (missing and f"it has no argument {missing}")
+    if reason:
         warn_once(
             FEATURE,
-            f"smddp: split_group of {versions.installed(FEATURE)} has no argument {missing}, so it "
-            "stays torch's: it refuses groups of smddp. A DeviceMesh of several dimensions needs a "
-            "default group without device_id",
+            f"smddp: split_group stays torch's, which refuses groups of smddp: {reason}. A "
+            "DeviceMesh of several dimensions needs a default group without device_id",
         )
         return
     wrap(distributed_c10d, "split_group", split)

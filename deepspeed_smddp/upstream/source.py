@@ -12,10 +12,11 @@ import ast
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from deepspeed_smddp.config import settings
 from deepspeed_smddp.errors import warn_once
@@ -38,7 +39,9 @@ def _read() -> dict[str, dict[str, Releases]]:
             releases = recorded["releases"][support.library]
             read = [v for v in releases if oldest <= versions.order(v) <= newest]
             digests = recorded["digests"]
-            found[feature] = {place: _releases(digests[place], read) for place in support.places}
+            found[feature] = {
+                place: _releases(digests.get(place, ()), read) for place in support.places
+            }
     return found
 
 
@@ -69,12 +72,25 @@ def known(feature: str) -> bool:
 
 
 def refusal(feature: str) -> str | None:
-    """The first function that is not one of those that were read together, or None."""
+    """Why a feature does not apply with the library that is installed, or None.
+
+    The one guard of all features: by the version, or the first function that is not one of those
+    that were read together.
+    """
+    support = versions.SUPPORT[feature]
+    if support.minors is not None:
+        oldest, newest = support.minors
+        if oldest <= versions.order(versions.version(feature) or "")[:2] <= newest:
+            return None
+        known = " to ".join(f"{major}.{minor}" for major, minor in support.minors)
+        return f"it works with {support.library} {known}, and this is {versions.installed(feature)}"
+    known = " to ".join(dict.fromkeys(support.read or ()))
     together: frozenset[str] | None = None
     for place, read in READ[feature].items():
         module, _, name = place.partition(":")
+        function = f"{module}.{name}".rstrip(".")
         try:
-            found = digest_of(*parsed(module), name)
+            found = digest_in(_file(module), name)
         except LookupError:
             found = MISSING
         except (ImportError, OSError, SyntaxError):
@@ -82,47 +98,81 @@ def refusal(feature: str) -> str | None:
         releases = read.get(found, frozenset())
         together = releases if together is None else together & releases
         if not together and found == MISSING:
-            return f"{versions.installed(feature)} has no {module}.{name}"
+            return f"{versions.installed(feature)} has no {function}"
         if not together:
-            return f"{module}.{name} of {versions.installed(feature)} is not one this package knows"
+            return f"{function} of {versions.installed(feature)} is not that of {known}"
     return None
 
 
-def digest_of(text: str, tree: ast.Module, name: str) -> str:
-    """A digest of the source of a class or function, without comments and indentation.
-
-    Of the text of a module and its tree: nothing is imported.
+def digest_in(file: Path, name: str) -> str:
+    """The digest of a class or function of a module's file, or of the whole file for no name.
 
     Raises:
         LookupError: there is no such name in it.
     """
-    body, first, last = tree.body, 0, 0
+    if not name:
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    return digest_of(_parsed(file), name)
+
+
+def digest_of(tree: ast.Module, name: str) -> str:
+    """A digest of the syntax trees, with decorators, of all definitions of a class or function.
+
+    Comments, line breaks and the version of Python have no part in it. Of the tree of a module:
+    nothing is imported.
+
+    Raises:
+        LookupError: there is no such name in it.
+    """
+    found: list[ast.AST] = [tree]
     for part in name.split("."):
-        for node in body:
-            if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == part:
-                body, first, last = node.body, node.lineno, node.end_lineno or node.lineno
-                break
-        else:
-            raise LookupError(f"there is no {name}")
-    lines = (line.strip() for line in text.splitlines()[first - 1 : last])
-    kept = "\n".join(line for line in lines if line and not line.startswith("#"))
-    return hashlib.sha256(kept.encode()).hexdigest()[:16]
+        found = [inner for node in found for inner in _definitions(node, part)]
+    if not found:
+        raise LookupError(f"there is no {name}")
+    return hashlib.sha256(_text(found).encode()).hexdigest()[:16]
+
+
+def _definitions(node: ast.AST, name: str) -> Iterator[ast.AST]:
+    """The definitions of a name in a module or class, also below ``if`` and ``try``."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            if child.name == name:
+                yield child
+        elif isinstance(child, (ast.stmt, ast.excepthandler)):
+            yield from _definitions(child, name)
+
+
+def _text(part: Any) -> str:
+    """A part of a syntax tree as text; that of ``ast.dump`` depends on the version of Python."""
+    if isinstance(part, ast.AST):
+        fields = (f"{name}={_text(value)}" for name, value in ast.iter_fields(part) if value != [])
+        return f"{type(part).__name__}({', '.join(fields)})"
+    if isinstance(part, list):
+        return f"[{', '.join(map(_text, part))}]"
+    return repr(part)
 
 
 @cache
-def parsed(module: str) -> tuple[str, ast.Module]:
-    """The text of a module, and its tree.
+def _parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def _file(module: str) -> Path:
+    """The file of a module.
 
     Raises:
         ImportError: there is no such module.
-        OSError: the module's source is not available.
     """
-    library, *rest = module.split(".")
-    spec = find_spec(library)
+    spec = find_spec(module.partition(".")[0])
     for folder in (spec and spec.submodule_search_locations) or ():
-        path = Path(folder, *rest)
-        for file in (path.with_suffix(".py"), path / "__init__.py"):
-            if file.is_file():
-                text = file.read_text(encoding="utf-8")
-                return text, ast.parse(text)
+        found = file_in(Path(folder).parent, module)
+        if found is not None:
+            return found
     raise ImportError(f"there is no module {module}")
+
+
+def file_in(folder: Path, module: str) -> Path | None:
+    """The file of a module whose library lies in ``folder``, or None."""
+    path = folder.joinpath(*module.split("."))
+    files = (path.with_suffix(".py"), path / "__init__.py")
+    return next((file for file in files if file.is_file()), None)

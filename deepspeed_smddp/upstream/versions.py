@@ -10,27 +10,25 @@ import re
 import sys
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
 
 
 @dataclass(frozen=True)
 class Support:
-    """The versions of one library that a feature supports, by one of three rules.
+    """The versions of one library that a feature supports, by one of two rules.
 
     Args:
         library: its name in sentences; in lower case the name of its module.
         minors: the oldest and the newest (major, minor) version, both supported.
-        releases: exact versions.
         read: the oldest and the newest release whose functions were read, like all releases
             between them. A version is supported if the sources of these functions have the digests
             that they have together in one of these releases (``upstream.source``).
-        places: these functions and classes, as module:name; one may be missing in some versions.
+        places: these functions and classes, as module:name, or whole modules, as module: alone;
+            one may be missing in some versions.
         otherwise: what happens with a version that has others.
     """
 
     library: str
     minors: tuple[tuple[int, int], tuple[int, int]] | None = None
-    releases: tuple[str, ...] = ()
     read: tuple[str, str] | None = None
     places: tuple[str, ...] = ()
     otherwise: str = ""
@@ -49,13 +47,34 @@ SUPPORT: dict[str, Support] = {
     # Wraps public functions, and checks their signatures as well.
     "comm_backend": Support("DeepSpeed", minors=((0, 14), (0, 19))),
     # Rest on stage 3, the engine and the process groups in many places.
-    "sharded_data_parallel_degree": Support("DeepSpeed", releases=("0.19.8",)),
-    "tensor_parallel_degree": Support("DeepSpeed", releases=("0.19.8",)),
+    "sharded_data_parallel_degree": Support(
+        "DeepSpeed",
+        read=("0.19.8", "0.19.8"),
+        places=(
+            "deepspeed.runtime.engine:",
+            "deepspeed.runtime.zero.parameter_offload:",
+            "deepspeed.runtime.zero.partition_parameters:",
+            "deepspeed.runtime.zero.stage3:",
+            "deepspeed.utils.groups:",
+        ),
+    ),
+    "tensor_parallel_degree": Support(
+        "DeepSpeed",
+        read=("0.19.8", "0.19.8"),
+        places=(
+            "deepspeed:",
+            "deepspeed.module_inject.auto_tp:",
+            "deepspeed.runtime.config:",
+            "deepspeed.runtime.engine:",
+            "deepspeed.utils.groups:",
+        ),
+    ),
     # Replace single functions, or call them.
     "gather": Support(
         "DeepSpeed",
         read=_SINCE_16,
         places=(
+            f"{_PARAMETERS}:free_param",
             f"{_PARAMETERS}:AllGatherCoalescedHandle",
             f"{_PARAMETERS}:Init._convert_to_deepspeed_param",
             f"{_PARAMETERS}:Init._all_gather",
@@ -136,36 +155,24 @@ SUPPORT: dict[str, Support] = {
 }
 
 
-def refusal(feature: str, module: Any) -> str | None:
-    """The end of a sentence that says why ``module``, the library, is not supported, or None.
-
-    For features whose rule is ``minors`` or ``releases``. The sentence begins with the feature.
-    """
-    support = SUPPORT[feature]
-    if support.minors is not None:
-        oldest, newest = support.minors
-        supported = oldest <= (module.__version_major__, module.__version_minor__) <= newest
-        known = " to ".join(f"{major}.{minor}" for major, minor in support.minors)
-    else:
-        supported = module.__version__ in support.releases
-        known = ", ".join(support.releases)
-    if supported:
-        return None
-    return f"works with {support.library} {known}, and this is {module.__version__}"
-
-
 def order(version: str) -> tuple[int, ...]:
     """A key that sorts versions: the numbers of the release."""
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
+def version(feature: str) -> str | None:
+    """The version of the library that a feature rests on; None if it is not known."""
+    library = SUPPORT[feature].library.lower()
+    found = getattr(sys.modules.get(library), "__version__", None)
+    if found is None:
+        try:
+            return metadata.version(library)
+        except metadata.PackageNotFoundError:  # a source tree, or not installed
+            return None
+    return str(found)
+
+
 def installed(feature: str) -> str:
     """The name and version of the library that a feature rests on."""
-    library = SUPPORT[feature].library
-    version = getattr(sys.modules.get(library.lower()), "__version__", None)
-    if version is None:
-        try:
-            version = metadata.version(library.lower())
-        except metadata.PackageNotFoundError:  # a source tree
-            return f"this {library}"
-    return f"{library} {version}"
+    library, number = SUPPORT[feature].library, version(feature)
+    return f"this {library}" if number is None else f"{library} {number}"

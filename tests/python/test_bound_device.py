@@ -178,4 +178,4 @@ def test_an_unknown_split_group_stays_torchs(
         monkeypatch.setattr(module, "split_group", other)
     subgroups.install()
     assert dist.split_group is dist.device_mesh.split_group is other
-    assert "has no argument parent_pg, so it stays torch's" in caplog.text
+    assert "which refuses groups of smddp: it has no argument parent_pg" in caplog.text

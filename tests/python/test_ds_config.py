@@ -6,6 +6,7 @@ import base64
 import json
 import logging
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -99,11 +100,17 @@ def test_backend_that_is_not_a_name(backend: object) -> None:
         comm_backend.parse({"comm_backend": backend})
 
 
-@pytest.mark.parametrize("backend", ["nccl", "gloo", "mpi", "ccl", "SMDDP", "cpu:gloo,cuda:smddp"])
+@pytest.mark.parametrize("backend", ["nccl", "gloo", "mpi", "ccl", "SMDDP", "cpu:smddp,cuda:nccl"])
 def test_known_backends(backend: str) -> None:
     request = comm_backend.parse({"comm_backend": backend})
     assert request.backend == backend.lower()
     assert request.wants_smddp == ("smddp" in backend.lower())
+
+
+def test_the_backend_of_the_device_that_computes_counts() -> None:
+    assert not comm_backend.parse({"comm_backend": "cpu:gloo,cuda:smddp"}).wants_smddp
+    assert not comm_backend._agrees("smddp", "cpu:gloo,cuda:smddp")
+    assert comm_backend._agrees("smddp", "cpu:smddp,cuda:nccl")
 
 
 def test_file_of_accelerate_launch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,35 +121,27 @@ def test_file_of_accelerate_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ds_config.of_accelerate_launch() == "ds.json"
 
 
-def test_unknown_deepspeed_is_left_alone_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    def initialize(args: Any, config: Any) -> None: ...
+@pytest.mark.parametrize("version", ["0.99.1", "0.19.8"])
+def test_a_deepspeed_that_is_not_supported_refuses_the_key_and_nothing_else(
+    version: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def initialize(args: Any = None, settings: Any = None, config: Any = None) -> str:
+        return "an engine"
 
+    if version == "0.99.1":
+        reason = "it works with DeepSpeed 0.14 to 0.19, and this is DeepSpeed 0.99.1;"
+    else:
+        reason = "initialize has no argument config_params;"
     unknown = SimpleNamespace(
-        __version__="0.99.1", __version_major__=0, __version_minor__=99, initialize=initialize
-    )
-    with caplog.at_level(logging.WARNING):
-        hooks.hook_deepspeed(unknown)
-    assert unknown.initialize is initialize
-    assert [record.getMessage() for record in caplog.records] == [
-        'smddp: "comm_backend" in a DeepSpeed config will not be read by way of deepspeed, as '
-        "that works with DeepSpeed 0.14 to 0.19, and this is 0.99.1; "
-        'use deepspeed.init_distributed(dist_backend="smddp")'
-    ]
-
-
-def test_changed_signature_is_left_alone_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    def initialize(args: Any, settings: Any) -> None: ...
-
-    changed = SimpleNamespace(
-        __version__="0.19.8",
-        __version_major__=0,
-        __version_minor__=19,
+        __version__=version,
         initialize=initialize,
         zero=SimpleNamespace(Init=type("Init", (), {})),
         comm=SimpleNamespace(comm=SimpleNamespace(init_distributed=lambda: None)),
     )
-    with caplog.at_level(logging.WARNING):
-        hooks.hook_deepspeed(changed)
-    assert changed.initialize is initialize
-    assert len(caplog.records) == 1
-    assert "initialize has no argument config;" in caplog.records[0].getMessage()
+    monkeypatch.setitem(sys.modules, "deepspeed", unknown)
+    with caplog.at_level(logging.INFO):
+        hooks.hook_deepspeed(unknown)
+        assert unknown.initialize(config={"comm_backend": "nccl"}) == "an engine"
+    assert not caplog.records, "a program that has not chosen smddp is told nothing"
+    with pytest.raises(SmddpConfigError, match=re.escape(reason)):
+        unknown.initialize(config=CONFIG)

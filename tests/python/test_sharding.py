@@ -162,9 +162,9 @@ def test_refusals(trainer: Trainer) -> None:
         ({"degree": 0}, None),
         # zero.Init without a config uses the setting that applies: 0, from the previous run.
         ({"degree": 1, "zero_init": "bare"}, "give zero.Init the same DeepSpeed config"),
-        ({"degree": 1, "known": ["0.0.1"]}, "works with DeepSpeed 0.0.1, and this is"),
-        ({"degree": 0, "known": ["0.0.1"]}, None),
-        ({"degree": 2, "known": ["0.0.1"]}, None),
+        ({"degree": 1, "unknown": True}, "is not that of 0.19.8"),
+        ({"degree": 0, "unknown": True}, None),
+        ({"degree": 2, "unknown": True}, None),
     ]
     results = carry_out(trainer, "AA", [{**run, **case} for case, _ in cases])
     for (case, words), result in zip(cases, results, strict=True):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
@@ -17,7 +15,7 @@ from deepspeed_smddp.tensor_parallel import (
     draw_apart,
     tensor_parallel,
 )
-from deepspeed_smddp.upstream import versions
+from deepspeed_smddp.upstream import source
 from harness import model_jobs
 from harness.worker import Context
 from harness.world import Pool
@@ -172,7 +170,6 @@ def test_contradicting_configs(
         autotp._check(arguments, config, 2)
     autotp._check({"model": nn.Linear(2, 2)}, {}, 2)
     feature = "tensor_parallel_degree"
-    older = replace(versions.SUPPORT[feature], releases=("0.18.0",))
-    monkeypatch.setitem(versions.SUPPORT, feature, older)
-    with pytest.raises(SmddpConfigError, match=r"works with DeepSpeed 0.18.0, and this is"):
+    monkeypatch.setitem(source.READ, feature, {place: {} for place in source.READ[feature]})
+    with pytest.raises(SmddpConfigError, match=r"is not that of 0.19.8; install the known one"):
         autotp._check({"model": nn.Linear(2, 2)}, {}, 2)

@@ -64,7 +64,7 @@ def count_calls(calls: Counter[str]) -> None:
 def features(calls: Counter[str]) -> dict[str, bool]:
     """What took part in the training, or, where that leaves no trace, is installed."""
     from deepspeed_smddp.deepspeed import auto
-    from deepspeed_smddp.upstream import source, versions, wrapping
+    from deepspeed_smddp.upstream import source, wrapping
 
     filled_in = wrapping.is_wrapped(deepspeed.runtime.config.get_zero_config)
     return {
@@ -72,7 +72,7 @@ def features(calls: Counter[str]) -> dict[str, bool]:
         "bucket sizes": filled_in and auto._choice is not None,
         "comms log": source.refusal("comms log") is None,
         "monitor": source.refusal("monitor") is None,
-        "sharding": versions.refusal("sharded_data_parallel_degree", deepspeed) is None,
+        "sharding": source.refusal("sharded_data_parallel_degree") is None,
     }
 
 

@@ -15,9 +15,10 @@ from deepspeed_smddp.config import settings
 from deepspeed_smddp.deepspeed.sharding.shard_groups import KEY, Sharding, asked_degree
 from deepspeed_smddp.deepspeed.sharding.sharded_checkpoint import ShardCheckpoints
 from deepspeed_smddp.errors import SmddpConfigError, warn_once
-from deepspeed_smddp.upstream import versions
+from deepspeed_smddp.upstream import source
 from deepspeed_smddp.upstream.wrapping import Call
 
+_FEATURE = "sharded_data_parallel_degree"
 PARAMETERS_PER_HOST = 3_000_000_000
 # Features of stage 3 that make groups of their own: the path in the config, and the values with
 # which the feature is off.
@@ -83,11 +84,12 @@ def choose_group(call: Call) -> None:
 
 
 def _check_version() -> None:
-    import deepspeed
-
-    unsupported = versions.refusal("sharded_data_parallel_degree", deepspeed)
-    if unsupported is not None:
-        raise SmddpConfigError(f"{KEY} {unsupported}; install a known one, or set the degree to 0")
+    reason = source.refusal(_FEATURE)
+    if reason is not None:
+        raise SmddpConfigError(
+            f"{KEY} does not go with this DeepSpeed: {reason}; install the known one, or set the "
+            "degree to 0"
+        )
 
 
 def check_config(config: Mapping[str, Any]) -> None:
@@ -152,19 +154,18 @@ def _suggest(model: Any, config: Mapping[str, Any]) -> None:
 
 def _attach_checkpoints(engine: Any, sharding: Sharding | None) -> None:
     # Also without a degree: a checkpoint of any number of shards resumes on any number of ranks.
-    import deepspeed
     from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 
     if not isinstance(engine.optimizer, DeepSpeedZeroOptimizer_Stage3):
         return
-    unsupported = versions.refusal("sharded_data_parallel_degree", deepspeed)
-    if unsupported is None:
+    reason = source.refusal(_FEATURE)
+    if reason is None:
         ShardCheckpoints(engine, sharding)
     else:
         warn_once(
             "resharding",
             "smddp: a ZeRO-3 checkpoint resumes only on as many ranks as wrote it, as smddp's way "
-            f"to divide it anew {unsupported}",
+            f"to divide it anew does not go with this DeepSpeed: {reason}",
         )
 
 

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -299,10 +298,9 @@ def version_findings() -> Iterator[Finding]:
     applying, refused = [], []
     for feature, name in _NAMES.items():
         library = versions.SUPPORT[feature].library
-        version = installed(library)
-        if version is None:
+        if installed(library) is None:
             continue
-        reason = refusal(feature, version)
+        reason = source.refusal(feature)
         if reason is None:
             applying.append(name)
         else:
@@ -331,17 +329,6 @@ def trained(deepspeed: str, torch: str, python: tuple[int, int]) -> str:
     if unknown:
         return f"not {' and '.join(unknown)}; docs/versions.md lists what was"
     return f"each of {', '.join(names)}, but not all together; docs/versions.md lists what was"
-
-
-def refusal(feature: str, installed: str) -> str | None:
-    """Why a feature does not apply with the version that is installed, or None."""
-    if feature in source.READ:
-        return source.refusal(feature)
-    major, minor, *_ = versions.order(installed)
-    module = SimpleNamespace(
-        __version__=installed, __version_major__=major, __version_minor__=minor
-    )
-    return versions.refusal(feature, module)
 
 
 def installed(library: str) -> str | None:

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,7 +64,7 @@ def train(run: dict[str, Any]) -> dict[str, Any]:
     step the last rank's loss is too large; ``steps`` from ``first`` on; ``save`` after the step
     ``save_after`` (DeepSpeed's tools then read it, unless ``convert`` is False); ``load`` before
     the first step; ``killed``: this rank ends in the middle of this step; ``log``: a file for each
-    step's loss; ``known``: the DeepSpeed versions to accept as known.
+    step's loss; ``unknown``: as if DeepSpeed's sources were others.
     """
     import deepspeed
     import torch
@@ -73,7 +72,7 @@ def train(run: dict[str, Any]) -> dict[str, Any]:
     from deepspeed.utils import safe_get_full_grad
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-    from deepspeed_smddp.upstream import versions
+    from deepspeed_smddp.upstream import source
 
     class Applied(GPTNeoXForCausalLM):
         def __init__(self, *args: Any) -> None:
@@ -92,10 +91,9 @@ def train(run: dict[str, Any]) -> dict[str, Any]:
 
         get_accelerator().is_fp16_supported = lambda: True  # slow on CPUs, but correct
     torch.manual_seed(rank if run.get("seed_by_rank") else 3)
-    if "known" in run:
+    if "unknown" in run:
         feature = "sharded_data_parallel_degree"
-        known = replace(versions.SUPPORT[feature], releases=tuple(run["known"]))
-        versions.SUPPORT[feature] = known
+        source.READ[feature] = {place: {} for place in source.READ[feature]}
     scope = contextlib.nullcontext()
     if run.get("zero_init") == "bare":
         scope = deepspeed.zero.Init(dtype=torch.float32)

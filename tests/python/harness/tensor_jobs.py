@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from types import SimpleNamespace
 from typing import Any
 
 from harness import model_jobs, training
@@ -160,9 +161,9 @@ def _zero3(name: str) -> list[list[float]]:
         "train_micro_batch_size_per_gpu": BATCH // 2,
         "smddp": {"tensor_parallel_degree": 2},
     }
-    engine, *_ = deepspeed.initialize(
-        model=model, model_parameters=model.parameters(), config=config
-    )
+    args = SimpleNamespace(deepspeed_config=config)
+    engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
+    assert args.deepspeed_config is config, "the caller's own"
     data = groups._get_data_parallel_group()
     ranks, rank = dist.get_world_size(data), dist.get_rank(data)
     assert engine.train_batch_size() == BATCH
