@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -102,6 +102,12 @@ class Overlap:
                 spare = torch.empty_like(bucket.buffer)
             self._spare[dtype], bucket.buffer = bucket.buffer, spare
 
+    def free_spare(self, buckets: Mapping[torch.dtype, Any]) -> None:
+        """Frees the second buffer of each bucket that has given up its own."""
+        for dtype, bucket in buckets.items():
+            if bucket.buffer is None:
+                self._spare.pop(dtype, None)
+
     def collect(self) -> None:
         """Adds the sums that have arrived to this rank's gradients; does not wait."""
         while self._in_flight and self._in_flight[0].work.is_completed():
@@ -143,6 +149,7 @@ def install(deepspeed: Any) -> None:
         ("_DeepSpeedZeroOptimizer_Stage3__add_grad_to_ipg_bucket", _add_gradient),
         (_REDUCE_BUCKET, _reduce_bucket),
         (_EPILOGUE, _end_backward),
+        ("offload_states", _offload),
     )
     for name, around in replacements:
         wrapping.wrap(optimizer_type, name, around)
@@ -174,20 +181,24 @@ def _add_gradient(
     dtype = optimizer.get_param_comm_dtype(param)
     bucket = optimizer.ipg_buckets[dtype]
     ranks = groups.resolve(_group_of(optimizer, bucket)).size()
-    if sum(p.grad.nbytes for p in bucket.params) >= max(_PIECE, _PART * ranks) and _can_overlap(
-        optimizer, bucket, dtype
-    ):
+    size = sum(gradient.nbytes for gradient in _gradients(bucket))
+    if size >= max(_PIECE, _PART * ranks) and _can_overlap(optimizer, bucket, dtype):
         overlap.start(bucket, dtype)
 
 
 def _reduce_bucket(
-    original: Callable[..., None], optimizer: Any, dtype: torch.dtype, *args: Any, **kwargs: Any
+    original: Callable[..., None],
+    optimizer: Any,
+    communication_data_type: torch.dtype,
+    *args: Any,
+    **kwargs: Any,
 ) -> None:
-    overlap = _overlaps.get(optimizer)
+    overlap, dtype = _overlaps.get(optimizer), communication_data_type
     if overlap is None:
         original(optimizer, dtype, *args, **kwargs)
         return
     bucket = optimizer.ipg_buckets[dtype]
+    _gradients(bucket)
     other_way = any(args) or any(kwargs.values())  # safe_mode, until 0.17.5
     if bucket.params and (other_way or not _can_overlap(optimizer, bucket, dtype)):
         overlap.finish()
@@ -211,6 +222,30 @@ def _end_backward(original: Callable[..., None], optimizer: Any, *args: Any, **k
     original(optimizer, *args, **kwargs)
 
 
+def _offload(original: Callable[..., None], optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    original(optimizer, *args, **kwargs)
+    overlap = _overlaps.get(optimizer)
+    if overlap is not None:
+        overlap.free_spare(optimizer.ipg_buckets)
+
+
+def _gradients(bucket: Any) -> list[torch.Tensor]:
+    """The gradients that wait in a bucket.
+
+    Raises:
+        RuntimeError: other code has dropped one of them.
+    """
+    dropped = [param for param in bucket.params if param.grad is None]
+    if dropped:
+        label, *_ = operations.described(dropped, "gradients of ")
+        raise RuntimeError(
+            f"smddp: {label} were set to None (zero_grad) while they waited to be reduced: the "
+            "backward pass that computed them was not this engine's own. Call backward() of each "
+            "engine whose parameters a loss depends on, or freeze them for that loss"
+        )
+    return [param.grad for param in bucket.params]
+
+
 def _group_of(optimizer: Any, bucket: Any) -> Any:
     """The group that reduces a bucket; until 0.19.2 all buckets have the optimizer's."""
     return getattr(bucket, "process_group", optimizer.dp_process_group)
@@ -230,7 +265,7 @@ def _can_overlap(optimizer: Any, bucket: Any, dtype: torch.dtype) -> bool:
     params, group = bucket.params, _group_of(optimizer, bucket)
     count = groups.resolve(group).size()
     if (
-        any(param.grad is None or param.grad.numel() != param.ds_numel for param in params)
+        any(param.grad.numel() != param.ds_numel for param in params)
         or not optimizer.reduce_scatter
         or getattr(optimizer, "zenflow", False)  # from 0.18.0 on
         or getattr(optimizer, "enable_sanity_checks", False)  # from 0.17.6 on

@@ -80,3 +80,11 @@ def test_ranks_that_move_different_parameters_of_equal_sizes_are_told_so(
     results = trainer.call("harness.zero_jobs:unlike", "AA", "smddp", zero=zero)
     for result in results:
         assert "called it for other parameters of the same sizes" in result["said"], result
+
+
+def test_dropped_gradients_are_named_and_offloaded_buffers_have_no_second_one(
+    trainer: Trainer,
+) -> None:
+    for result in trainer.call("harness.zero_jobs:half_full", "AA", "smddp"):
+        assert "were set to None (zero_grad) while they waited" in result["said"], result
+        assert result["spare"] == [1, 0], result

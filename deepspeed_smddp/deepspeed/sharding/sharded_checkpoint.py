@@ -77,29 +77,30 @@ class ShardCheckpoints:
         state: dict[str, Any] = self._original["_common_checkpoint_state"](*args, **options)
         return state | {"dp_world_size": self._count}
 
-    def _get_all_ckpt_names(self, folder: str, tag: str) -> list[str]:
-        names: list[str] = self._original["_get_all_ckpt_names"](folder, tag)
+    def _get_all_ckpt_names(self, checkpoints_path: str, tag: str) -> list[str]:
+        names: list[str] = self._original["_get_all_ckpt_names"](checkpoints_path, tag)
         if names:
             return names
         # There were fewer shards. The files differ only in buffers and frozen parameters.
         name = self._engine._get_ckpt_name
-        return sorted(glob.glob(name(folder, tag, mp_placeholder="*", pp_placeholder="0")))
+        pattern = name(checkpoints_path, tag, mp_placeholder="*", pp_placeholder="0")
+        return sorted(glob.glob(pattern))
 
-    def _load_checkpoint(self, load_dir: str, tag: str, **options: Any) -> Any:
+    def _load_checkpoint(self, load_dir: str, tag: str, *args: Any, **options: Any) -> Any:
         self._frozen_elsewhere = False
-        loaded = self._original["_load_checkpoint"](load_dir, tag, **options)
+        loaded = self._original["_load_checkpoint"](load_dir, tag, *args, **options)
         if self._frozen_elsewhere:
             self._load_frozen(load_dir, tag)
         return loaded
 
-    def load_module_state_dict(self, checkpoint: Any, **options: Any) -> None:
+    def load_module_state_dict(self, checkpoint: Any, *args: Any, **options: Any) -> None:
         """Loads buffers and placeholders, and frozen parameters only if the shards are the same."""
         if checkpoint.get("dp_world_size") != self._count and checkpoint.get(
             "frozen_param_fragments"
         ):
             self._frozen_elsewhere = True
             checkpoint = {**checkpoint, "frozen_param_fragments": None}
-        self._original["load_module_state_dict"](checkpoint=checkpoint, **options)
+        self._original["load_module_state_dict"](checkpoint, *args, **options)
 
     def _load_zero_checkpoint(
         self, load_dir: str, tag: str, load_optimizer_states: bool = True

@@ -82,6 +82,35 @@ def unlike(job: dict[str, Any]) -> dict[str, Any]:
     return {"said": "nothing"}
 
 
+def half_full(job: dict[str, Any]) -> dict[str, Any]:
+    """What a bucket does whose gradients are dropped, and one whose buffer is offloaded."""
+    import deepspeed
+    from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
+
+    from deepspeed_smddp.deepspeed import overlap
+
+    def made() -> Any:
+        layer = torch.nn.Linear(16, 16)
+        return deepspeed.initialize(
+            model=layer,
+            model_parameters=layer.parameters(),
+            config=training.config("smddp", "fp32"),
+        )[0]
+
+    first, second = made(), made()
+    first.backward(first(torch.ones(2, 16)).sum())
+    first.backward(second(first(torch.ones(2, 16))).sum())
+    second.optimizer.zero_grad()
+    try:
+        second.backward(second(torch.ones(2, 16)).sum())
+    except RuntimeError as error:
+        said = str(error)
+    spare = overlap._overlaps[first.optimizer]._spare
+    before = len(spare)
+    first.optimizer.offload_states(include=[OffloadStateTypeEnum.contiguous_grad_buffer])
+    return {"said": said, "spare": (before, len(spare))}
+
+
 def train(scenario: dict[str, Any]) -> dict[str, Any]:
     """Losses, a digest of the trained parameters and the counters of this rank."""
     import deepspeed
