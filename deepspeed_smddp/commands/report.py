@@ -15,6 +15,7 @@ from deepspeed_smddp.diagnostics import report_files
 from deepspeed_smddp.diagnostics.report import dump, fr_trace, page
 from deepspeed_smddp.diagnostics.report.dump import DumpError
 from deepspeed_smddp.diagnostics.report_files import FR_TRACE, PAGE, Running
+from deepspeed_smddp.upstream import compile_locks
 
 # The rank that writes the page waits for ten seconds for the dumps of the others.
 _PATIENCE_SECONDS = 15.0
@@ -104,6 +105,8 @@ def _choose(target: str, running: list[Running]) -> Running:
         return min(found, key=lambda process: process.rank)
     if not found and os.sep in target:
         raise DumpError(f"there is no folder {target}")
+    if not found and target.isdigit() and (waits := _start_of(int(target))):
+        raise DumpError(waits)
     if not running:
         raise DumpError("no job over smddp runs on this host (for this user)")
     firsts = {p.folder: p for p in sorted(running, key=lambda p: -p.rank)}
@@ -111,3 +114,20 @@ def _choose(target: str, running: list[Running]) -> Running:
     if found:
         raise DumpError(f"several jobs run here: name one, or a process of it: {jobs}")
     raise DumpError(f"no process or job {target!r} runs here; the jobs are: {jobs}")
+
+
+def _start_of(pid: int) -> str:
+    """What a process that has no group yet may wait for; empty if that is not known."""
+    try:
+        held = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+    has = dict(pair.split("=", 1) for pair in held.split("\0") if "=" in pair)
+    cache = has.get("XDG_CACHE_HOME") or f"{has.get('HOME', '')}/.cache"
+    builds = Path(has.get("TORCH_EXTENSIONS_DIR") or f"{cache}/torch_extensions")
+    waits = [compile_locks.described(str(lock)) for lock in builds.rglob("lock")]
+    if "MASTER_ADDR" in has:
+        waits.append(f"the other ranks, to meet them at {has['MASTER_ADDR']}:{has.get('MASTER_PORT', '?')}")
+    if not waits:
+        return ""
+    return f"process {pid} has no group of smddp yet. It may wait for {'; or '.join(waits)}"

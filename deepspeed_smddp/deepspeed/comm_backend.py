@@ -178,7 +178,7 @@ def _serving(backend: str) -> str:
     from deepspeed.accelerator import get_accelerator
 
     pairs = (pair.strip().lower().split(":") for pair in backend.split(","))
-    return dict(pairs).get(get_accelerator().device_name(), "")  # type: ignore[call-overload]
+    return dict(pairs).get(get_accelerator().device_name(), "")
 
 
 def _agrees(requested: str, existing: str) -> bool:

@@ -29,13 +29,14 @@ from deepspeed_smddp.deepspeed import (
     monitoring,
     overlap,
     reduce,
+    start_up,
     unsupported_features,
 )
 from deepspeed_smddp.deepspeed.sharding import sharding_degree
 from deepspeed_smddp.distributed import backend, launchers
 from deepspeed_smddp.errors import SmddpConfigError, logger, warn_once
 from deepspeed_smddp.models.offload import offload_activations
-from deepspeed_smddp.upstream import shared_memory_op, source
+from deepspeed_smddp.upstream import compile_locks, shared_memory_op, source
 from deepspeed_smddp.upstream.wrapping import Call, is_wrapped, missing_argument, surround
 
 # The latest config that accelerate or transformers built, while they keep it, and what it asks for.
@@ -159,7 +160,7 @@ def around_initialize(call: Call) -> Iterator[None]:
         warn_once(sentence, sentence)
     auto.choose(config)
     with autotp.divided(call, config):
-        with sharding_degree.sharded(call, config):
+        with sharding_degree.sharded(call, config), start_up.watched():
             yield
         engine = call.result[0]
         monitoring.follow_engine(engine)
@@ -182,15 +183,20 @@ def around_zero_init(call: Call) -> Iterator[None]:
 @contextmanager
 def around_init_distributed(call: Call) -> Iterator[None]:
     """Replaces the backend that ``init_distributed`` is called with, unless the caller chose it."""
-    if not dist.is_initialized():
+    if dist.is_initialized():
+        is_ours = comm_backend.serves_default_group()
+    else:
         _choose_backend(call)
-        if comm_backend.NAME in str(call.arguments.get("dist_backend")):
-            shared_memory_op.leave_out_if_not_compilable()
-            if call.arguments.get("auto_mpi_discovery", True):
-                comm_backend.set_launcher_variables()
-    elif comm_backend.serves_default_group():
+        is_ours = comm_backend.NAME in str(call.arguments.get("dist_backend"))
+        if is_ours and call.arguments.get("auto_mpi_discovery", True):
+            comm_backend.set_launcher_variables()
+    if is_ours:
         shared_memory_op.leave_out_if_not_compilable()
-    yield
+        compile_locks.install()
+        with start_up.watched():
+            yield
+    else:
+        yield
     _install()  # the first group that zero.Init makes
 
 
