@@ -127,7 +127,9 @@ def _start_of(pid: int) -> str:
     builds = Path(has.get("TORCH_EXTENSIONS_DIR") or f"{cache}/torch_extensions")
     waits = [compile_locks.described(str(lock)) for lock in builds.rglob("lock")]
     if "MASTER_ADDR" in has:
-        waits.append(f"the other ranks, to meet them at {has['MASTER_ADDR']}:{has.get('MASTER_PORT', '?')}")
+        waits.append(
+            f"the other ranks, to meet them at {has['MASTER_ADDR']}:{has.get('MASTER_PORT', '?')}"
+        )
     if not waits:
         return ""
     return f"process {pid} has no group of smddp yet. It may wait for {'; or '.join(waits)}"

@@ -48,9 +48,9 @@ def choose(config: Mapping[str, Any]) -> None:
     _choice = choice = choose_sizes(network, auto_keys.element_size(config), device.type == "cuda")
     settings.set_measured({key: getattr(choice, key) for key in SMDDP_KEYS})
     how = f"{origin} in {time.perf_counter() - began:.2f} s"
-    text = "; ".join(f"{key} {getattr(choice, key)} ({choice.why[key]})" for key in open_keys)
+    text = ", ".join(f"{key} {getattr(choice, key)}" for key in open_keys)
     # WARNING is the lowest level that a program without logging set-up shows.
-    warn_once(text, f"smddp: chosen for this network, {how}: {text}")
+    warn_once(text, f"smddp: chosen for this network, {how} (smddp tune says why): {text}")
 
 
 def _device() -> torch.device | None:

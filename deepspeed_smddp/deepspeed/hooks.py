@@ -37,7 +37,7 @@ from deepspeed_smddp.distributed import backend, launchers
 from deepspeed_smddp.errors import SmddpConfigError, logger, warn_once
 from deepspeed_smddp.models.offload import offload_activations
 from deepspeed_smddp.upstream import compile_locks, shared_memory_op, source
-from deepspeed_smddp.upstream.wrapping import Call, is_wrapped, missing_argument, surround
+from deepspeed_smddp.upstream.wrapping import Around, Call, is_wrapped, missing_argument, surround
 
 # The latest config that accelerate or transformers built, while they keep it, and what it asks for.
 # They call init_distributed with a backend of their own before DeepSpeed sees the config.
@@ -50,23 +50,14 @@ _installed = False
 def hook_deepspeed(deepspeed: Any) -> None:
     """Wraps ``initialize``, ``zero.Init.__init__`` and ``init_distributed``.
 
-    In a version that is not supported they refuse a config that chooses smddp, and nothing else.
+    In a version that is not supported, ``initialize`` refuses a config that chooses smddp.
     """
+    reason = source.refusal("comm_backend") or _changed(deepspeed)
+    if reason is not None:
+        deepspeed.initialize = surround(deepspeed.initialize, _refusing(reason))
+        return
     init_type = deepspeed.zero.Init
     init_distributed = deepspeed.comm.comm.init_distributed
-    checks = (
-        (deepspeed.initialize, ("args", "config", "config_params", "dist_init_required")),
-        (init_type.__init__, ("config_dict_or_path", "config")),
-        (init_distributed, ("dist_backend", "timeout", "config", "dist_init_required")),
-    )
-    reason = source.refusal("comm_backend")
-    for function, names in checks:
-        missing = missing_argument(function, names)
-        if missing and reason is None:
-            reason = f"{function.__qualname__} has no argument {missing}"
-    if reason is not None:
-        _refuse(deepspeed, reason)
-        return
     # importlib.reload(deepspeed) replaces some of them.
     if not is_wrapped(deepspeed.initialize):
         deepspeed.initialize = surround(deepspeed.initialize, around_initialize)
@@ -108,12 +99,27 @@ def hook_transformers(module: Any) -> None:
         )
 
 
-def _refuse(deepspeed: Any, reason: str) -> None:
+def _changed(deepspeed: Any) -> str | None:
+    checks = (
+        (deepspeed.initialize, ("args", "config", "config_params", "dist_init_required")),
+        (deepspeed.zero.Init.__init__, ("config_dict_or_path", "config")),
+        (
+            deepspeed.comm.comm.init_distributed,
+            ("dist_backend", "timeout", "config", "dist_init_required"),
+        ),
+    )
+    for function, names in checks:
+        missing = missing_argument(function, names)
+        if missing:
+            return f"{function.__qualname__} has no argument {missing}"
+    return None
+
+
+def _refusing(reason: str) -> Around:
     @contextmanager
     def refusing(call: Call) -> Iterator[None]:
-        given = call.arguments
-        config = ds_config.of_initialize(given) or ds_config.of_zero_init(given)
-        if comm_backend.parse(config).wants_smddp and not comm_backend.serves_default_group():
+        request = comm_backend.parse(ds_config.of_initialize(call.arguments))
+        if request.wants_smddp and not comm_backend.serves_default_group():
             raise SmddpConfigError(
                 f'"{comm_backend.KEY}": "{comm_backend.NAME}" in a DeepSpeed config does not go '
                 f"with this DeepSpeed: {reason}; call deepspeed.init_distributed(dist_backend="
@@ -121,9 +127,7 @@ def _refuse(deepspeed: Any, reason: str) -> None:
             )
         yield
 
-    init_type = deepspeed.zero.Init
-    deepspeed.initialize = surround(deepspeed.initialize, refusing)
-    init_type.__init__ = surround(init_type.__init__, refusing)
+    return refusing
 
 
 def _leave(module: str, reason: str) -> None:

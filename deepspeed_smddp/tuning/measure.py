@@ -1,7 +1,9 @@
 """Times collectives of a group: what "auto" rests on, for bucket sizes and for routes.
 
-A time is the median of the slowest rank, so that all ranks have the same. A group is torch's, or
-the ``_C.ProcessGroupSMDDP`` in it: both have the methods that are called here.
+A time is that of the slowest rank, so that all ranks have the same: the median of a few, where two
+ways are compared, and the shortest for a network model, as what else a machine does only adds to
+it. A group is torch's, or the ``_C.ProcessGroupSMDDP`` in it: both have the methods that are called
+here.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ BUDGET_SECONDS = 1.2
 STALE = 2.0
 # By group and type of device.
 _networks: WeakKeyDictionary[dist.ProcessGroup, dict[str, NetworkModel]] = WeakKeyDictionary()
+# A stored model holds if one of so many times is near: on a busy machine others are not.
+_PROBES = 4
 _PER_SIZE_SECONDS = 0.03
 _REPETITIONS = (3, 15)
 
@@ -36,9 +40,12 @@ def measure(group: Any, budget: float = BUDGET_SECONDS, device: torch.device = C
 
     def point(size: int) -> tuple[int, list[float]]:
         small, large = buffers(size, group, device)
-        gather = medians([_gather(small, large, group)], group, device)
-        scatter = medians(
-            [lambda: group.reduce_scatter_tensor_coalesced([small], [large]).wait()], group, device
+        gather = times([_gather(small, large, group)], group, device, of=min)
+        scatter = times(
+            [lambda: group.reduce_scatter_tensor_coalesced([small], [large]).wait()],
+            group,
+            device,
+            of=min,
         )
         return large.nbytes, gather + scatter
 
@@ -55,20 +62,26 @@ def find(group: dist.ProcessGroup, device: torch.device = CPU) -> tuple[NetworkM
     if device.type in known:
         return known[device.type], "recalled"
 
-    def holds(network: NetworkModel) -> bool:
-        middle = network.allgather[len(network.allgather) // 2]
-        return is_close([probe(group, middle.size, device)], [middle.seconds])
-
     known[device.type], origin = cache.recall(
-        group, device, cache.NETWORK, holds, lambda: measure(group, device=device)
+        group,
+        device,
+        cache.NETWORK,
+        lambda network: holds(network, lambda size: probe(group, size, device)),
+        lambda: measure(group, device=device),
     )
     return known[device.type], origin
+
+
+def holds(network: NetworkModel, probe: Callable[[int], float]) -> bool:
+    """Whether a stored network model holds; ``probe``: the seconds of an AllGather of a size."""
+    middle = network.allgather[len(network.allgather) // 2]
+    return any(is_close([probe(middle.size)], [middle.seconds]) for _ in range(_PROBES))
 
 
 def probe(group: Any, size: int, device: torch.device = CPU) -> float:
     """Seconds of one AllGather of ``size`` bytes of output, measured as :func:`measure` does."""
     small, large = buffers(size, group, device)
-    return medians([_gather(small, large, group)], group, device)[0]
+    return times([_gather(small, large, group)], group, device, of=min)[0]
 
 
 def is_close(now: Sequence[float], before: Sequence[float]) -> bool:
@@ -101,14 +114,19 @@ def within(
     return found
 
 
-def medians(
-    ways: Sequence[Callable[[], Any]], group: Any, device: torch.device, warm_up: int = 1
+def times(
+    ways: Sequence[Callable[[], Any]],
+    group: Any,
+    device: torch.device,
+    warm_up: int = 1,
+    of: Callable[[Sequence[float]], float] = statistics.median_high,
 ) -> list[float]:
     """Seconds of each way, which the ranks call in turns; collective.
 
     Args:
         ways: each starts an operation and waits for it.
         warm_up: turns before, to connect and to map memory; the last of them says how many follow.
+        of: which of a way's times counts.
     """
 
     def settle() -> None:
@@ -129,8 +147,8 @@ def medians(
         first = turn()
     first = slowest(first, group)
     repetitions = min(max(int(_PER_SIZE_SECONDS / sum(first)), _REPETITIONS[0]), _REPETITIONS[1])
-    times = [turn() for _ in range(repetitions)]
-    return slowest([statistics.median_high(of) for of in zip(*times, strict=True)], group)
+    turns = [turn() for _ in range(repetitions)]
+    return slowest([of(each) for each in zip(*turns, strict=True)], group)
 
 
 def slowest(seconds: Sequence[float], group: Any) -> list[float]:

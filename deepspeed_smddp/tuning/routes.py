@@ -40,7 +40,7 @@ def resolve(group: Any, collective: str, device: str) -> list[Step] | None:
     def point(size: int) -> tuple[int, list[float]]:
         small, large = measure.buffers(size, group, where)
         ways = [_way(group, collective, route, small, large) for route in ("smddp", "fallback")]
-        return large.nbytes, measure.medians(ways, group, where, warm_up=2)
+        return large.nbytes, measure.times(ways, group, where, warm_up=2)
 
     def holds(points: list[RoutePoint]) -> bool:
         size, *times = points[len(points) // 2]

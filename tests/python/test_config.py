@@ -267,6 +267,7 @@ def test_how_an_engine_is_built_is_its_own_affair(core: list[dict[str, Any]]) ->
 
 def test_an_engine_adds_to_what_the_program_has_configured(core: list[dict[str, Any]]) -> None:
     settings.configure(fallback="silent")
+    assert settings.merge_file(SmddpConfig(), 1000).section == SmddpConfig(fallback="silent")
     both = settings.merge_file(parse_section({"max_sms": 4}))
     assert (both.section.fallback, both.section.max_sms) == ("silent", 4)
     assert (both.source("fallback"), both.source("max_sms")) == ("configure()", "ds_config")

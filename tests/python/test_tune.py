@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from deepspeed_smddp.commands.main import app
-from deepspeed_smddp.tuning import auto_keys, cache
+from deepspeed_smddp.tuning import auto_keys, cache, measure
 from deepspeed_smddp.tuning.choice import (
     LARGEST_PERSISTENT,
     LARGEST_PIECE,
@@ -90,6 +90,14 @@ def test_reductions_are_cut_if_long_ones_exceed_the_caches() -> None:
     choice = choose(NetworkModel(hump, hump))
     assert choice.reduce_scatter_bucket_size == choice.allgather_bucket_size == LARGEST_PIECE
     assert "4 GB/s at 16 MiB" in choice.why["reduce_scatter_bucket_size"]
+
+
+@pytest.mark.parametrize(("by", "kept"), [([9, 9, 3, 1], True), ([9, 9, 9, 9], False)])
+def test_a_busy_machine_is_no_other_network(by: list[float], kept: bool) -> None:
+    model = NetworkModel(line(50e-6, 1e9), line(50e-6, 1e9))
+    middle = model.allgather[3]
+    times = iter(by)
+    assert measure.holds(model, lambda size: middle.seconds * next(times)) == kept
 
 
 CHOICE = Choice(1 << 20, 0, 2_000_000, 5000, 3_000_000, {})
