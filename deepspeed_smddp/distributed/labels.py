@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 
 from deepspeed_smddp.distributed import extension
 
-_numbers: dict[tuple[str, tuple[str, ...]], int] = {}
 # Between a label and each name of a parameter, in the recorder's text.
 _SEPARATOR = "\n"
 
@@ -21,15 +21,16 @@ def labelled(label: str, parameters: Sequence[str] = (), digest: int = 0) -> Ite
 
     Contexts do not nest: an inner one ends the outer one's label.
     """
-    key = label, tuple(parameters)
-    number = _numbers.get(key)
-    if number is None:
-        number = _numbers[key] = extension.core.label_number(_SEPARATOR.join((label, *parameters)))
-    extension.core.set_label(number, digest)
+    extension.core.set_label(_number(label, tuple(parameters)), digest)
     try:
         yield
     finally:
         extension.core.set_label(0)
+
+
+@functools.lru_cache(maxsize=1024)
+def _number(label: str, parameters: tuple[str, ...]) -> int:
+    return extension.core.label_number(_SEPARATOR.join((label, *parameters)))
 
 
 def split(text: str) -> tuple[str, list[str]]:
