@@ -239,9 +239,9 @@ def _gradients(bucket: Any) -> list[torch.Tensor]:
     if dropped:
         label, *_ = operations.described(dropped, "gradients of ")
         raise RuntimeError(
-            f"smddp: {label} were set to None (zero_grad) while they waited to be reduced: the "
-            "backward pass that computed them was not this engine's own. Call backward() of each "
-            "engine whose parameters a loss depends on, or freeze them for that loss"
+            f"smddp: {label} were set to None (zero_grad) while they waited to be reduced, which "
+            "the end of this engine's backward() does. Drop gradients after it, and call "
+            "backward() of each engine whose parameters a loss depends on"
         )
     return [param.grad for param in bucket.params]
 
