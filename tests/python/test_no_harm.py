@@ -14,8 +14,8 @@ pytest.importorskip("deepspeed")
 
 # They read "comm_backend" and pass their arguments on.
 READERS = ["Init.__init__", "init_distributed", "initialize"]
-# A public function of torch's, of a process that has made a group of smddp.
-SPLIT = ["split_group"]
+# What serves groups of smddp and their start in torch.
+OF_TORCH = ["FileBaton.try_acquire", "FileBaton.wait", "split_group"]
 
 
 def train(trainer: Trainer, backend: str, known: bool = True, **job: Any) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def train(trainer: Trainer, backend: str, known: bool = True, **job: Any) -> dic
 
 
 def told_of(result: dict[str, Any]) -> list[str]:
-    return [sentence for sentence in result["said"] if "is not one this package knows" in sentence]
+    return [sentence for sentence in result["said"] if "; the results are the same" in sentence]
 
 
 def test_with_another_backend_only_what_reads_the_config_is_wrapped(trainer: Trainer) -> None:
@@ -36,7 +36,7 @@ def test_with_another_backend_only_what_reads_the_config_is_wrapped(trainer: Tra
 def test_an_unknown_deepspeed_costs_the_features_and_a_sentence_each(trainer: Trainer) -> None:
     known, unknown = train(trainer, "smddp"), train(trainer, "smddp", known=False)
     assert set(READERS) < set(known["wrapped"])
-    assert unknown["wrapped"] == READERS + SPLIT
+    assert unknown["wrapped"] == sorted(READERS + OF_TORCH)
     assert unknown["losses"] == known["losses"]
     assert not told_of(known)
     told = told_of(unknown)
@@ -47,9 +47,9 @@ def test_an_unknown_deepspeed_costs_the_features_and_a_sentence_each(trainer: Tr
 
 def test_a_checkpoint_that_is_not_divided_anew_is_said_to_be_so(trainer: Trainer) -> None:
     sentence = "resumes only on as many ranks as wrote it"
-    for version, count in (("0.19.7", 1), ("0.19.8", 0)):
-        said = train(trainer, "smddp", version=version)["said"]
-        assert sum(sentence in one for one in said) == count, version
+    for known in (False, True):
+        said = train(trainer, "smddp", known, version="0.19.9")["said"]
+        assert any(sentence in one for one in said) != known
 
 
 @pytest.mark.parametrize("before", ["smddp", "group"])
@@ -80,6 +80,9 @@ def test_gloo_after_and_beside_smddp_is_gloo_alone(trainer: Trainer, before: str
 def test_wrappers_pass_what_they_do_not_know(wrapper: Callable[..., Any]) -> None:
     class Owner:
         all_gather_coalesced = None
+
+        def get_partition_dp_group(self, param: Any) -> Any:
+            return self
 
     owner = Owner()
     given = ((owner, owner, 1, 2, 3), {"new": 4})
