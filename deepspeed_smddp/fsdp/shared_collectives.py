@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import zlib
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -103,8 +104,8 @@ class _SharedBuffers:
         self._group = group
 
     def _labelled(self) -> contextlib.AbstractContextManager[None]:
-        name = getattr(self._group, "_module_fqn", None)
-        return labelled(f"FSDP2 module {name or '(the model itself)'}")
+        name = getattr(self._group, "_module_fqn", None) or "(the model itself)"
+        return labelled(f"FSDP2 module {name}", digest=zlib.crc32(name.encode()))
 
     def allocate(
         self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import deepspeed_smddp
 from deepspeed_smddp.distributed.labels import labelled
 from harness.worker import Context
-from harness.world import Pool
+from harness.world import Pool, World
 
 WIDTH = 64
 
@@ -58,6 +59,27 @@ def fully_sharded(ctx: Context) -> list[tuple[str, str]]:
     return [(r["operation"], r["label"]) for r in records_since(before)]
 
 
+class Towers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.towers[dist.get_rank()](x)
+
+
+def other_modules(ctx: Context) -> str:
+    model = Towers()
+    for layer in (*model.towers, model):
+        fully_shard(layer)
+    deepspeed_smddp.fsdp.enable(model, forward_prefetch=0)
+    try:
+        model(torch.ones(2, WIDTH))
+    except RuntimeError as error:
+        return str(error)
+    return "nothing"
+
+
 def own_label(ctx: Context) -> list[str]:
     before = latest()
     with labelled("my label"):
@@ -78,6 +100,12 @@ def test_operations_of_fsdp2_have_the_name_of_the_module(worlds: Pool) -> None:
         for operation in ("all_gather", "reduce_scatter"):
             named = {label for name, label in calls if name == operation}
             assert {"FSDP2 module 0", "FSDP2 module 1", "FSDP2 module 2"} <= named
+
+
+def test_ranks_that_run_different_modules_are_told_so() -> None:
+    with closing(World("AA")) as world:
+        for said in world.run(other_modules):
+            assert "called it for other parameters of the same sizes" in said
 
 
 def test_a_label_ends_with_its_context(worlds: Pool) -> None:
