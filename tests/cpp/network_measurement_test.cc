@@ -164,6 +164,15 @@ class MeasuredGroup : public testing::Test {
     groups_.clear();
     return made;
   }
+  // In new processes. On a busy machine a measurement may be in vain.
+  Made next(const std::string& layout) {
+    Made made;
+    for (int i = 0; i == 0 || (i < 20 && made.sources[0].starts_with("assumed")); ++i) {
+      processes_.clear();
+      made = make(layout);
+    }
+    return made;
+  }
 
   int few_ranks_ = 32;
   std::chrono::milliseconds stop_last_{0};
@@ -203,21 +212,11 @@ void expect_alike(const Made& made) {
   EXPECT_TRUE(parse_network_model(made.networks[0]).ok()) << made.networks[0];
 }
 
-class MeasuredInTime : public MeasuredGroup {
-  void SetUp() override {
-#ifdef __SANITIZE_THREAD__
-    GTEST_SKIP()
-        << "a measurement ends after 250 ms: under ThreadSanitizer those are often too few";
-#endif
-  }
-};
-
-TEST_F(MeasuredInTime, AllRanksUseTheSameNumbersAndLaterGroupsTakeThemOver) {
+TEST_F(MeasuredGroup, AllRanksUseTheSameNumbersAndLaterGroupsTakeThemOver) {
   for (int few : {32, 2}) {
     few_ranks_ = few;
-    processes_.clear();
     std::filesystem::remove_all(cache_);
-    Made first = make("AABB");
+    Made first = next("AABB");
     expect_alike(first);
     EXPECT_TRUE(first.measured());
     EXPECT_NE(first.networks[0], kUsual);
@@ -270,12 +269,8 @@ TEST_F(MeasuredGroup, ARankThatIsStoppedMeanwhileGivesNoAbsurdNumbers) {
 }
 
 // What the processes of a job keep ends with them.
-class NextJob : public MeasuredInTime {
+class NextJob : public MeasuredGroup {
  protected:
-  Made next(const std::string& layout) {
-    processes_.clear();
-    return make(layout);
-  }
   std::vector<std::filesystem::path> files() {
     std::vector<std::filesystem::path> found;
     std::error_code none;
@@ -355,7 +350,7 @@ TEST_F(NextJob, MeasuresWhatIsOld) {
 }
 
 TEST_F(NextJob, ReplacesAFileThatIsNone) {
-  for (int i = 0; i < 5 && files().empty(); ++i) next("AB");  // on a busy machine not at once
+  next("AB");
   const std::string good = read();
   std::string foreign = good;
   foreign[good.find("topology ") + 9] ^= 1;
