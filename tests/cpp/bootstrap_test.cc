@@ -475,11 +475,13 @@ TEST(Store, NothingIsLeftOfAGroupThatAllRanksHaveUsed) {
         options.few_ranks = few;
         auto group = Group::create(*process, store, rank, static_cast<int>(hosts.size()), options);
         ASSERT_TRUE(group.ok()) << group.status().message();
-        EXPECT_FALSE(group.value()->take_last_keys()) << "a rank may still make the group";
         std::vector<int> in(10), out(in.size() * hosts.size());
-        auto op = gather_of(in, out, static_cast<int>(hosts.size()));
-        group.value()->submit(op, {}, false);
-        EXPECT_TRUE(process->engine().await(*op).ok());
+        for (auto op : {broadcast_of(in, 0, static_cast<int>(hosts.size())),
+                        gather_of(in, out, static_cast<int>(hosts.size()))}) {
+          EXPECT_FALSE(group.value()->take_last_keys()) << "a rank may still make the group";
+          group.value()->submit(op, {}, false);
+          EXPECT_TRUE(process->engine().await(*op).ok());
+        }
         auto keys = group.value()->take_last_keys();
         ASSERT_TRUE(keys);
         for (const std::string& key : *keys) store.remove(key);

@@ -4,6 +4,7 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include "common/clock.h"
 #include "rank_processes.h"
 
 namespace smddp {
@@ -47,6 +48,49 @@ TEST(Endings, TheRootsProcessMayEndWithItsGroup) {
     std::string wrong = root_and_late_ranks(c);
     if (c.rank == 0) c.engine.shutdown();
     return wrong;
+  });
+  ranks.expect_ends();
+}
+
+// Rank 0 has sent to rank 1, which makes no call, or is stopped.
+TEST(Endings, ARankThatEndsWaitsForNoCallOfAnother) {
+  for (bool stops : {false, true}) {
+    Processes ranks("AB", [stops](RankContext& c) -> std::string {
+      if (Status met = meet(c); !met) return met.message();
+      if (c.rank == 1) {
+        say(c.store, "computes");
+        if (stops) raise(SIGSTOP);
+        return await(c.store, "ended") ? "" : "rank 0 does not end";
+      }
+      await(c.store, "computes");
+      usleep(300'000);
+      const uint64_t began = now_ns();
+      c.engine.shutdown();
+      const bool late = now_ns() - began > 4'000'000'000;
+      say(c.store, "ended");
+      return late ? "its end waits for the other rank" : "";
+    });
+    ranks.expect_end(0);
+    if (!stops) ranks.expect_end(1);
+  }
+}
+
+TEST(Endings, AForkedChildEndsNothingOfItsParent) {
+  Processes ranks("AB", [](RankContext& c) -> std::string {
+    if (Status met = meet(c); !met) return met.message();
+    if (c.rank == 0) {
+      pid_t child = fork();
+      if (child == 0) {
+        alarm(4);
+        std::unique_ptr<Group>(&c.group).reset();
+        c.engine.shutdown();
+        _exit(0);
+      }
+      int status = 0;
+      waitpid(child, &status, 0);
+      if (status != 0) return "the child did not end";
+    }
+    return meet(c).message();
   });
   ranks.expect_ends();
 }

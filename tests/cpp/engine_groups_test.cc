@@ -267,7 +267,9 @@ TEST_F(Endpoints, AreClosedOnlyIfWornAndNeededByNoGroup) {
   groups_.attach(key_of(1), &group_);
   EXPECT_FALSE(closes()) << "a group needs it";
   group_.needs = false;
+  group_.is_busy = true;
   EXPECT_TRUE(closes());
+  EXPECT_GT(group_.progressed, 0) << "its last words leave first";
   EXPECT_EQ(network_.transport(), nullptr);
   EXPECT_TRUE(network_.open().ok());
   EXPECT_FALSE(closes()) << "it is new";

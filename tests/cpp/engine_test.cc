@@ -47,15 +47,16 @@ TEST(Driving, AThreadLeavesACoreOnWhichAnotherRankPolls) {
   EXPECT_GT(left, 0u);
 }
 
-// What a network kept may hold tensors, whose end takes the interpreter's lock.
-TEST(Locks, WhatTheNetworkKeptIsFreedWithoutTheEnginesLock) {
+// What a network kept, and what a task holds, may be tensors, whose end takes the interpreter's lock.
+TEST(Locks, TensorsAreFreedWithoutTheEnginesLock) {
   auto process = std::move(Process::create(ShuffledTransport::open).value());
   ASSERT_TRUE(process->fabric().ok());
-  struct Kept {
+  struct Kept : Operation {
+    Kept(Engine& of, bool& free) : engine(of), lock_is_free(free) {}
     Engine& engine;
     std::shared_ptr<std::promise<void>> taken = std::make_shared<std::promise<void>>();
     bool& lock_is_free;
-    ~Kept() {
+    ~Kept() override {
       std::thread([this, at = &engine, said = taken] {
         Engine::Lock lock = at->lock();
         said->set_value();
@@ -64,16 +65,36 @@ TEST(Locks, WhatTheNetworkKeptIsFreedWithoutTheEnginesLock) {
           taken->get_future().wait_for(std::chrono::seconds(2)) == std::future_status::ready;
     }
   };
-  bool lock_is_free = false;
+  Engine& engine = process->engine();
+  bool after_network = false, after_tasks[2] = {};
   {
-    Engine::Lock lock = process->engine().lock();
-    process->network().keep(
-        std::unique_ptr<Kept>(new Kept{.engine = process->engine(), .lock_is_free = lock_is_free}));
+    Engine::Lock lock = engine.lock();
+    process->network().keep(std::make_unique<Kept>(engine, after_network));
     process->network().wear();
   }
-  process->engine().count_making(1);
-  EXPECT_TRUE(lock_is_free);
-  process->engine().count_making(-1);
+  engine.count_making(1);
+  EXPECT_TRUE(after_network);
+  engine.count_making(-1);
+  Engine::Lock lock = engine.lock();
+  for (bool& after : after_tasks) engine.complete(std::make_shared<Kept>(engine, after), Status());
+  engine.release(std::move(lock), nullptr);
+  EXPECT_TRUE(after_tasks[0] && after_tasks[1]);
+}
+
+TEST(Driving, ShutdownWaitsUntilWhatIsUnderWayHasLeft) {
+  auto& network = ShuffledNetwork::only();
+  network.orderly = true;
+  auto process = std::move(Process::create(ShuffledTransport::open).value());
+  auto other = std::move(ShuffledTransport::open().value());
+  Groups ignored;
+  ASSERT_TRUE(other->poll(ignored).ok());  // from now on it takes messages
+  transport::Transport* transport = process->fabric().value();
+  Engine::Lock lock = process->engine().lock();
+  transport->post(transport->acquire(transport->add_peer(other->facts().address).value(), true), 1);
+  lock.unlock();
+  process->engine().shutdown();
+  EXPECT_TRUE(network.flights.empty());
+  network.orderly = false;
 }
 
 TEST(Driving, ShutdownEndsAWait) {

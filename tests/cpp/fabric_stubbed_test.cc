@@ -144,7 +144,12 @@ TEST_F(Stubbed, MessagesThatWaitShortenTheSleepAndAreFreedWithTheirPeer) {
   Peer to_b = introduce(a, b);
   EXPECT_LT(a.endpoint->sleep_limit_ms(), 0);
   stub_->settings.busy_one_in = 1;
-  int posted = 0;
+  EXPECT_TRUE(a.send(to_b, 100));
+  stub_->settings.busy_one_in = UINT_MAX;
+  EXPECT_TRUE(a.send(to_b, 100));
+  EXPECT_EQ(a.endpoint->counters().messages_sent, 0u) << "the first one goes first";
+  stub_->settings.busy_one_in = 1;
+  int posted = 2;
   while (a.send(to_b, 100)) ++posted;
   EXPECT_GT(posted, 5);
   EXPECT_FALSE(a.endpoint->idle());

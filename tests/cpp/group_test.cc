@@ -93,7 +93,7 @@ TEST(Failure, AnOperationHasItsOwnLimitAndASubgroupThatOfItsGroup) {
       std::unique_ptr<Group> subgroup;
       if (has_subgroup) {
         c.group.set_timeout(kLimit);
-        subgroup = value_of(c.group.subgroup(c.store, "sub", {0, 1}));
+        subgroup = value_of(c.group.subgroup(c.store, "sub", {1, 0}));
       }
       Group& group = has_subgroup ? *subgroup : c.group;
       if (c.rank == 0) {
@@ -105,7 +105,7 @@ TEST(Failure, AnOperationHasItsOwnLimitAndASubgroupThatOfItsGroup) {
         group.abort("took too long");
         c.engine.wait(*op);
         EXPECT_EQ(op->status().code(), Code::kTimeout);
-        EXPECT_TRUE(says(op->status(), "within 0.3 s"));
+        EXPECT_TRUE(says(op->status(), "within 0.3 s on rank 0 (host-A)"));
       }
       both.arrive_and_wait();
     });
@@ -334,11 +334,64 @@ TEST(Failure, ARankThatDoesNotAnswerDelaysTheErrorsByAMoment) {
                 EXPECT_TRUE(says(first->status(), "rank 1"));
                 std::weak_ptr<Operation> kept = std::exchange(first, nullptr);
                 EXPECT_FALSE(kept.expired());
+                began = now_ns();
+                c.engine.shutdown();
+                EXPECT_LT(now_ns() - began, 4'000'000'000u);
               }
               Engine::Lock held = c.rank == 1 ? c.engine.lock() : Engine::Lock();
               both.arrive_and_wait();
             },
             {.timeout_seconds = 0.5});
+}
+
+TEST(Failure, TheFirstCauseIsHandedOnUntilTheNextGroupIsMade) {
+  auto process = std::move(Process::create().value());
+  process->broke("rank 2 is gone, after a failure: rank 1 is lost");
+  process->broke("later");
+  EXPECT_EQ(process->cause(), ", after a failure: rank 1 is lost");
+  MemoryStore store;
+  EXPECT_TRUE(Group::create(*process, store, 0, 1, {.name = "g"}).ok());
+  EXPECT_EQ(process->cause(), "");
+}
+
+// Rank 0, whose other group has broken, destroys this one or ends; rank 1 waits for it, or has nothing to do.
+TEST(Failure, ARankThatLeavesTellsTheCauseAndBreaksNoIdleRank) {
+  struct Case {
+    const char* layout;
+    bool destroys, idle;
+  };
+  for (const Case& now : std::initializer_list<Case>{
+           {"AA", true, false}, {"AA", true, true}, {"AB", true, false}, {"AB", false, false}}) {
+    MemoryStore store;
+    std::barrier both(2);
+    on_threads(2, [&](int rank) {
+      auto process = std::move(Process::create(network_of_tests()).value());
+      std::string host(1, now.layout[rank]);
+      auto group = value_of(Group::create(*process, store, rank, 2, {.name = "g", .host = host}));
+      std::vector<int> in(10), out(20);
+      auto gather = [&] {
+        auto op = gather_of(in, out, 2);
+        group->submit(op, {}, false);
+        return process->engine().await(*op);
+      };
+      EXPECT_TRUE(gather().ok());
+      if (rank == 0) {
+        {
+          Engine::Lock lock = process->engine().lock();
+          process->broke("rank 7 is lost");
+        }
+        now.destroys ? group.reset() : process->engine().shutdown();
+      } else if (!now.idle) {
+        std::string end = now.destroys ? "has destroyed group 'g'" : "ended";
+        EXPECT_TRUE(says(gather(), "rank 0 (A) " + end + ", after a failure: rank 7 is lost"));
+      }
+      both.arrive_and_wait();
+      if (rank == 1 && now.idle) {
+        process->engine().shutdown();
+        EXPECT_TRUE(group->status().ok()) << group->status().message();
+      }
+    });
+  }
 }
 
 TEST(Bootstrap, GroupsOfOneProcessShareEngineAndEndpoint) {
@@ -446,6 +499,18 @@ TEST(Healing, AGroupAfterABrokenOneHasANewEndpoint) {
       });
     }
   }
+}
+
+TEST(Healing, AGroupAfterOneThatHasEndedHasANewEndpoint) {
+  heal_together(2, [&](HealingRank& rank) {
+    auto group = rank.make();
+    EXPECT_TRUE(rank.gather(*group).ok());
+    std::vector<uint8_t> before = rank.address();
+    group.reset();
+    auto next = rank.make();
+    EXPECT_NE(rank.address(), before);
+    EXPECT_TRUE(rank.gather(*next).ok());
+  });
 }
 
 TEST(Healing, TheEndpointStaysWhileAnotherGroupUsesIt) {

@@ -15,6 +15,7 @@
 #include "child.h"
 #include "common/clock.h"
 #include "liveness/prober.h"
+#include "liveness/responder.h"
 #include "liveness/sockets.h"
 
 namespace smddp::liveness {
@@ -31,9 +32,9 @@ std::unique_ptr<Liveness> open() {
 
 // Asks until `done`, for at most `limit_ns`.
 bool asks_until(Liveness& asker, Process process, const std::function<bool(const Verdict&)>& done,
-                uint64_t limit_ns = 5 * kSecond) {
+                uint64_t limit_ns = 5 * kSecond, const JobKey& group = kGroup) {
   for (uint64_t until = now_ns() + limit_ns; now_ns() < until; usleep(10'000)) {
-    if (done(asker.ask(process, kGroup))) return true;
+    if (done(asker.ask(process, group))) return true;
   }
   return false;
 }
@@ -84,6 +85,37 @@ TEST(Liveness, AGroupThatWasLeftIsToldWithTheReason) {
   ASSERT_TRUE(asks_until(*asker, process, [](const Verdict& v) { return v.left_from == 7; }));
   EXPECT_EQ(asker->ask(process, kGroup).reason, "rank 1 gave up");
   EXPECT_EQ(asker->ask(process, {9}).left_from, UINT64_MAX);
+}
+
+// A job of a year leaves 100,000 groups.
+TEST(Liveness, TheReasonsOfManyGroupsThatWereLeftAreForgotten) {
+  auto asker = open(), other = open();
+  Process process = asker->meet(other->contact()).value();
+  JobKey first{}, group{};
+  for (int i = 0; i <= 1024; ++i) {
+    group = {static_cast<uint8_t>(i % 256), static_cast<uint8_t>(i / 256)};
+    other->left(group, 7, "why");
+  }
+  for (const JobKey& of : {first, group}) {
+    ASSERT_TRUE(asks_until(*asker, process, answers, 5 * kSecond, of));
+    EXPECT_EQ(asker->ask(process, of).left_from, of == first ? UINT64_MAX : 7);
+  }
+}
+
+TEST(Responder, AVisitorThatFallsSilentIsClosedAfterTwoSeconds) {
+  auto responder = std::move(Responder::open("127.0.0.1").value());
+  FileDescriptor visitor;
+  ASSERT_EQ(begin_connect(responder->contact(), &visitor), 0);
+  usleep(50'000);
+  size_t said = 0;
+  ASSERT_EQ(write_some(visitor, "?", 1, &said), Moved::kAll);
+  for (auto [seconds, open] : {std::pair(1, 0u), {2, 1u}, {3, 1u}, {4, 0u}}) {
+    std::vector<pollfd> fds;
+    responder->watch(fds);
+    EXPECT_EQ(fds.size(), 1 + open) << seconds;
+    ::poll(fds.data(), fds.size(), 100);
+    responder->serve(fds.data(), static_cast<uint64_t>(seconds) * kSecond);
+  }
 }
 
 TEST(Liveness, AStoppedProcessIsSilentAndNotDead) {
@@ -208,7 +240,8 @@ class ByTheClock : public testing::Test {
     for (int i = 0; i < static_cast<int>(5 * seconds + 0.5); ++i) pass(kSecond / 5);
   }
   // Until the question that is asked now, or next, is answered.
-  void answer() {
+  void answer() { EXPECT_TRUE(answers_with("")); }
+  bool answers_with(const std::string& reason) {
     uint64_t before = ask().answered_ns;
     for (int turn = 0; turn < 1000 && ask().answered_ns == before; ++turn) {
       int fd = ::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
@@ -216,13 +249,15 @@ class ByTheClock : public testing::Test {
       for (FileDescriptor& socket : asked_) {
         Answer answer;
         answer.secret = contact_.answer;
-        size_t sent = 0;
+        answer.reason_bytes = static_cast<uint32_t>(reason.size());
+        size_t sent = 0, explained = 0;
         write_some(socket, &answer, sizeof answer, &sent);
+        write_some(socket, reason.data(), reason.size(), &explained);
       }
       pass(kSecond / 100);
     }
     asked_.clear();
-    EXPECT_NE(ask().answered_ns, before);
+    return ask().answered_ns != before;
   }
 
   Contact contact_;
@@ -245,6 +280,31 @@ TEST_F(ByTheClock, SilenceCountsFromAQuestionToTheNextAnswer) {
     answer();
   }
   EXPECT_FALSE(ask().ended);
+}
+
+TEST_F(ByTheClock, AnAnswerWithALongReasonIsNone) {
+  EXPECT_TRUE(answers_with(std::string(kReasonBytes, 'x')));
+  EXPECT_EQ(ask().reason.size(), kReasonBytes);
+  EXPECT_FALSE(answers_with(std::string(kReasonBytes + 1, 'x')));
+}
+
+TEST_F(ByTheClock, OneThatIsNoLongerWaitedForIsNotAsked) {
+  answer();
+  now_ += 4 * kSecond;
+  std::vector<pollfd> fds;
+  prober_.watch(fds, now_);
+  EXPECT_TRUE(fds.empty());
+}
+
+TEST_F(ByTheClock, OnlySoManyAreAskedAtOnce) {
+  std::vector<pollfd> fds;
+  bool fresh = false;
+  for (uint8_t i = 0; i < 200; ++i) {
+    contact_.ask[1] = i;
+    prober_.meet(contact_, &fresh);
+  }
+  prober_.watch(fds, now_);
+  EXPECT_EQ(fds.size(), 128u);
 }
 
 TEST_F(ByTheClock, TimeInWhichThisProcessDidNotRunIsNoSilence) {

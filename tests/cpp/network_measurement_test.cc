@@ -84,6 +84,30 @@ TEST(NetworkMeasurement, RanksAgreeOnMediansOfTwoDigits) {
   EXPECT_EQ(agree_on_measurements({"", "nonsense"}), "");
 }
 
+// One exchange of a byte takes 30 ms, and the first timed one of the smallest transfers.
+class DisturbedPair final : public PairExchange {
+ public:
+  int rank() const override { return 0; }
+  Status exchange(const std::shared_ptr<std::vector<std::byte>>&, size_t bytes, bool,
+                  uint64_t) override {
+    int call = ++calls_[bytes];
+    if ((bytes == 1 && call == 10) || (bytes == 64 << 10 && call == 2))
+      std::this_thread::sleep_for(30ms);
+    return {};
+  }
+  uint64_t count_messages() override { return 0; }
+
+ private:
+  std::map<size_t, int> calls_;
+};
+
+TEST(NetworkMeasurement, OneDisturbanceChangesNothing) {
+  DisturbedPair pair;
+  Timings timings = measure(pair).value();
+  EXPECT_LT(timings.one_ns, 25e6);
+  EXPECT_EQ(timings.bytes, 8 << 20);
+}
+
 // What each rank uses, by rank, and which keys were written.
 struct Made {
   std::vector<std::string> networks, sources;
@@ -220,10 +244,12 @@ TEST_F(MeasuredGroup, AllRanksUseTheSameNumbersAndLaterGroupsTakeThemOver) {
     expect_alike(first);
     EXPECT_TRUE(first.measured());
     EXPECT_NE(first.networks[0], kUsual);
+    make("AA");  // which knows nothing of a network
     Made second = make("AABB");
     expect_alike(second);
     EXPECT_FALSE(second.measured());
     EXPECT_EQ(second.networks, first.networks);
+    EXPECT_EQ(second.sources, first.sources);
   }
 }
 
@@ -347,6 +373,15 @@ TEST_F(NextJob, MeasuresWhatIsOld) {
     date(seconds);
     EXPECT_EQ(next("AB").measured(), measures) << seconds - now;
   }
+}
+
+TEST_F(NextJob, DeletesFilesThatAreOld) {
+  next("AB");
+  const auto now = std::filesystem::file_time_type::clock::now();
+  std::filesystem::last_write_time(files().at(0),
+                                   now - std::chrono::seconds(kLongestNetworkAge + 60));
+  next("AC");
+  EXPECT_EQ(files().size(), 1u);
 }
 
 TEST_F(NextJob, ReplacesAFileThatIsNone) {

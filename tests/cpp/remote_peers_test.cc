@@ -21,12 +21,12 @@ struct Heard : transport::Sink {
     ASSERT_GE(size, sizeof(wire::Header));
     wire::Header header;
     std::memcpy(&header, data, sizeof header);
-    ++(header.type == wire::Type::kReady ? readies : aborts);
+    ++(header.type == wire::Type::kReady ? readies : others);
     EXPECT_GE(header.seq, last) << "READYs to one peer are in order";
     if (header.type == wire::Type::kReady) last = header.seq;
   }
   void on_peer_lost(Peer, const Status&) override {}
-  int readies = 0, aborts = 0;
+  int readies = 0, others = 0;
   uint64_t last = 0;
 };
 
@@ -177,6 +177,43 @@ TEST(RemotePeers, APeerThatIsLostWritesNoMore) {
   EXPECT_TRUE(alone.remote.writes_closed(2));
 }
 
+// Rank 2 is lost, and rank 0 has sent to rank 1.
+TEST(RemotePeers, ARankMayLeaveOnceItsPeersHaveTakenAllThatItHasSent) {
+  constexpr uint64_t kSecond = 1'000'000'000;
+  StuckAndLive world(false);
+  RemotePeers& remote = *world.remote;
+  EXPECT_TRUE(remote.all_taken(1)) << "it has sent nothing";
+  for (Rank peer : {1, 2}) remote.send_ready(peer, 0, {}, 0, nullptr);
+  remote.on_peer_lost(remote.peer(2));
+  for (double seconds : {1.0, 1.1, 2.0})
+    EXPECT_FALSE(remote.all_taken(static_cast<uint64_t>(seconds * kSecond)));
+  world.drive([&] { return world.heard.others == 3; });
+  EXPECT_EQ(world.heard.others, 2) << "questions";
+  remote.heard_taken(1);
+  EXPECT_TRUE(remote.all_taken(2 * kSecond));
+}
+
+TEST(RemotePeers, ARankThatLeavesIsAnsweredOnceAllThatItHasSentIsHere) {
+  StuckAndLive world(false);
+  RemotePeers& remote = *world.remote;
+  auto accept = [&](uint64_t counter) {
+    wire::Header header{};
+    header.type = wire::Type::kLeaving;
+    header.source = 1;
+    header.counter = counter;
+    header.mac = wire::mac_of({}, header, nullptr);
+    EXPECT_TRUE(remote.accept(header, nullptr));
+    return header;
+  };
+  remote.send_ready(1, 0, {}, 0, nullptr);
+  remote.heard_leaving(accept(1));
+  EXPECT_TRUE(remote.all_taken(1)) << "it reads no more";
+  accept(0);
+  remote.heard_leaving(accept(2));
+  world.drive([&] { return world.heard.others == 2; });
+  EXPECT_EQ(world.heard.others, 1) << "answers";
+}
+
 TEST(RemotePeers, APeerThatTakesNoAbortHoldsUpNoOther) {
   for (bool stuck_first : {false, true}) {
     StuckAndLive world(stuck_first);
@@ -186,9 +223,9 @@ TEST(RemotePeers, APeerThatTakesNoAbortHoldsUpNoOther) {
     remote.send_aborts(0, "why");
     world.drive([&] {
       remote.flush_aborts();
-      return world.heard.aborts == 1;
+      return world.heard.others == 1;
     });
-    EXPECT_EQ(world.heard.aborts, 1);
+    EXPECT_EQ(world.heard.others, 1);
     EXPECT_TRUE(remote.has_unsent());
   }
 }
@@ -211,6 +248,7 @@ TEST(FragmentFlows, ARankThatMayNotKnowTheGroupGetsAReady) {
   flows.open(true);
   EXPECT_TRUE(remote.has_greeted(1));
   EXPECT_TRUE(remote.has_greeted(2));
+  EXPECT_FALSE(flows.has_sent_all(1));
   flows.close();
 }
 

@@ -11,7 +11,7 @@ namespace {
 constexpr uint64_t kSecond = 1'000'000'000;
 constexpr JobKey kGroup{1};
 
-// Rank 0 of two, which waits for a byte of rank 1. That one is a port that answers questions, and a transport.
+// Rank 0 of two, which waits for two bytes of rank 1. That one is a port that answers questions, and a transport.
 class Watched : public testing::Test {
  protected:
   void SetUp() override {
@@ -25,12 +25,12 @@ class Watched : public testing::Test {
     context_.emplace(
         FragmentContext{members_, shape_, local_, *remote_, turns_, tallies_, health_, staging_});
     for (int rank = 0; rank < 2; ++rank) {
-      op_->output.add(&bytes_[rank], 1);
+      op_->output.add(bytes_[rank], kBytes);
       op_->output.end_block();
     }
-    op_->input.add(&bytes_[0], 1);
+    op_->input.add(bytes_[0], kBytes);
     op_->input.end_block();
-    fragments_.add(make_allgather(*context_, op_, 0, 0, 1));
+    fragments_.add(make_allgather(*context_, op_, 0, 0, kBytes));
     fragments_.advance()->start();
   }
   void TearDown() override { ShuffledNetwork::only().orderly = false; }
@@ -49,15 +49,15 @@ class Watched : public testing::Test {
     for (int turn = 0; turn < 500 && !done(); ++turn) usleep(10'000);
     EXPECT_TRUE(done());
   }
-  // The byte of rank 1 comes.
-  void arrive() {
+  // So many bytes of rank 1 come.
+  void arrive(uint64_t bytes) {
     wire::Header header{};
     header.type = wire::Type::kData;
     header.source = 1;
-    header.bytes = 1;
+    header.bytes = bytes;
     header.signature = op_->signature();
-    std::byte byte{};
-    EXPECT_TRUE(fragments_.find(0)->on_message(header, &byte).ok());
+    const std::byte data[kBytes] = {};
+    EXPECT_TRUE(fragments_.find(0)->on_message(header, data).ok());
   }
   Connection::State state() { return watch_->connection(1, now_).state; }
   // Looks until so long after the first look, while nothing comes of rank 1. The first bad status.
@@ -81,7 +81,8 @@ class Watched : public testing::Test {
   Health health_;
   StagingPool staging_;
   std::optional<FragmentContext> context_;
-  char bytes_[2] = {};
+  static constexpr size_t kBytes = 2;
+  char bytes_[2][kBytes] = {};
   std::shared_ptr<Operation> op_ = std::make_shared<Operation>();
   FragmentQueue fragments_;
   std::optional<RemoteWatch> watch_;
@@ -160,13 +161,30 @@ TEST_F(Watched, WhatHasLeftMayBeOnTheWayForAMoment) {
   watch(0);
   for (int answer = 0; answer < 2; ++answer) watch_->on_sent_all(1, 0);
   EXPECT_TRUE(look_until(1.9).ok());
-  EXPECT_FALSE(look_until(2.5).ok());
+  arrive(1);
+  EXPECT_TRUE(look_until(10).ok()) << "more of it has come since it said so";
+  for (int answer = 0; answer < 2; ++answer) watch_->on_sent_all(1, 0);
+  EXPECT_FALSE(look_until(10.5).ok());
+}
+
+TEST_F(Watched, OneWhoseConnectionBrokeIsLostAlsoIfItCanNotBeAsked) {
+  watch_.emplace(kGroup, members_, *remote_, fragments_, LivenessOfRanks{}, 0);
+  begin_ = now_;
+  watch_->on_lost(remote_->peer(1), {Code::kPeerLost, "reset"});
+  EXPECT_TRUE(look_until(2.9).ok());
+  EXPECT_TRUE(says(look_until(3.5), "the connection to it broke: reset"));
+}
+
+TEST_F(Watched, OneWhoseConnectionBrokeBeforeTheGroupWasMadeIsLost) {
+  own_->give_up(remote_->peer(1), "for another group");
+  watch(0);
+  EXPECT_TRUE(says(look_until(5), "the connection to it broke: it was lost before"));
 }
 
 // In a group of many hosts this rank's flow to the other one waits for its turn.
 TEST_F(Watched, OneThatHasSentWhatArrivedIsWaitedForUntilThisRankHasSentToIt) {
   watch(0);
-  arrive();
+  arrive(kBytes);
   for (int answer = 0; answer < 2; ++answer) watch_->on_sent_all(1, 0);
   Status status = look_until(100);
   EXPECT_TRUE(status.ok()) << status.message();

@@ -2,13 +2,18 @@
 // groups. Over each version of libfabric.
 #include <dirent.h>
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cstdlib>
 
+#include "common/clock.h"
 #include "common/tcp_sockets.h"
 #include "rank_processes.h"
+#include "transport/ofi/silent_connections.h"
 
 namespace smddp {
 namespace {
@@ -88,11 +93,65 @@ void flood(const std::string& ports, size_t said, std::vector<FileDescriptor>& c
   }
 }
 
-// The parameter: bytes that each stranger says before it falls silent.
-class SilentConnections : public testing::TestWithParam<size_t> {};
-INSTANTIATE_TEST_SUITE_P(Said, SilentConnections, testing::Values(0, 5));
+// A rank's connection, six strangers, a moment later 64 more. Each stranger has said a byte.
+TEST(SilentConnections, TheOldestGoFirstMoreIfDescriptorsAreScarceAndAllAfterTenSeconds) {
+  FileDescriptor listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in at{};
+  socklen_t size = sizeof at;
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const auto* address = reinterpret_cast<sockaddr*>(&at);
+  ASSERT_EQ(bind(listener.get(), address, size), 0);
+  ASSERT_EQ(listen(listener.get(), 128), 0);
+  getsockname(listener.get(), reinterpret_cast<sockaddr*>(&at), &size);
+  ofi::SilentConnections silent;
+  silent.guard({reinterpret_cast<const uint8_t*>(&at), size});
+  int deferred = 0;
+  size = sizeof deferred;
+  getsockopt(listener.get(), IPPROTO_TCP, TCP_DEFER_ACCEPT, &deferred, &size);
+  EXPECT_GT(deferred, 0);
 
-TEST_P(SilentConnections, LeaveDescriptorsForTheProgramAndForNewGroups) {
+  std::vector<FileDescriptor> theirs, ours;
+  auto connect_many = [&](size_t count, size_t said) {
+    for (size_t i = 0; i < count; ++i) {
+      theirs.emplace_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      ASSERT_EQ(connect(theirs.back().get(), address, sizeof at), 0);
+      ASSERT_EQ(write(theirs.back().get(), "a rank's request to connect", said),
+                static_cast<ssize_t>(said));
+      ours.emplace_back(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    }
+  };
+  auto ended = [&](size_t from, size_t count) {
+    char byte;
+    return std::count_if(&theirs[from], &theirs[from] + count, [&](const FileDescriptor& each) {
+      return recv(each.get(), &byte, 1, MSG_DONTWAIT) == 0;
+    });
+  };
+  connect_many(1, 16);
+  connect_many(6, 1);
+  usleep(100'000);
+  connect_many(64, 1);
+  silent.look(now_ns());
+  EXPECT_EQ(ended(1, 6), 6);
+  EXPECT_EQ(ended(7, 64), 0);
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  rlimit scarce{300, before.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &scarce);
+  silent.look(now_ns() + 1'000'000'000);
+  setrlimit(RLIMIT_NOFILE, &before);
+  EXPECT_EQ(ended(7, 64), 48);
+  usleep(10'200'000);
+  silent.look(now_ns());
+  EXPECT_EQ(ended(7, 64), 64);
+  EXPECT_EQ(ended(0, 1), 0);
+}
+
+// The parameter: bytes that each stranger says before it falls silent.
+class Strangers : public testing::TestWithParam<size_t> {};
+INSTANTIATE_TEST_SUITE_P(Said, Strangers, testing::Values(0, 5));
+
+TEST_P(Strangers, LeaveDescriptorsForTheProgramAndForNewGroups) {
   size_t said = GetParam();
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
