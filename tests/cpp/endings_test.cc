@@ -29,11 +29,15 @@ std::string broadcast_all(RankContext& c) {
   return "";
 }
 
-void compute() { usleep(700'000); }
+// No thread takes what arrives meanwhile.
+void compute(RankContext& c) {
+  Engine::Lock lock = c.engine.lock();
+  usleep(700'000);
+}
 
 std::string root_and_late_ranks(RankContext& c) {
   if (Status met = meet(c); !met) return met.message();
-  if (c.rank > 0) compute();
+  if (c.rank > 0) compute(c);
   return broadcast_all(c);
 }
 
