@@ -3,14 +3,20 @@
 torch runs :func:`register` at the end of ``import torch`` in every process of the machine. So
 nothing here loads the compiled module or the package (unless ``SMDDP_SHARED_ALLOCATOR=1`` asks for
 it), and nothing here may raise. ``SMDDP_AUTOLOAD=0`` switches it off.
+
+Nor does a program load the package that imports DeepSpeed, accelerate or transformers: what reads a
+DeepSpeed config there is wrapped by :func:`_defer`, until a config names smddp, or the program
+imports the package or makes a group of smddp.
 """
 
 from __future__ import annotations
 
+import base64
+import functools
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, spec_from_file_location
@@ -23,6 +29,24 @@ _HOOKS = {
     "accelerate.utils.deepspeed": "hook_accelerate",
     "transformers.training_args": "hook_transformers",
 }
+# What of them reads a DeepSpeed config, or makes the process group.
+_READERS = {
+    "deepspeed": (
+        "initialize",
+        "zero.Init.__init__",
+        "init_distributed",
+        "comm.init_distributed",
+        "comm.comm.init_distributed",
+        "runtime.zero.partition_parameters.init_distributed",
+    ),
+    "accelerate.utils.deepspeed": ("HfDeepSpeedConfig.__init__",),
+    "transformers.training_args": ("TrainingArguments.__post_init__",),
+}
+_MARK = "_smddp_wraps"  # as in deepspeed_smddp.upstream.wrapping
+# Where objects have a config: DeepSpeedConfig, HfDeepSpeedConfig, arguments of the command line,
+# TrainingArguments.
+_HOLDERS = ("_param_dict", "config", "deepspeed_config", "deepscale_config", "deepspeed")
+_deferred: dict[str, list[_Reader]] = {}  # by module
 _registered = False
 _watched: set[str] = set()  # the modules whose import is watched
 
@@ -40,6 +64,8 @@ def register_with_torch() -> None:
     """
     if "torch" in sys.modules:
         register_once()
+        for name in list(_deferred):
+            _run_hook(sys.modules[name])
     else:
         _watch_imports(["torch"])
 
@@ -111,13 +137,105 @@ def _run_hook(module: ModuleType) -> None:
         register_once()
         return
     try:
-        hooks = import_module("deepspeed_smddp.deepspeed.hooks")
-        getattr(hooks, _HOOKS[module.__name__])(module)
+        if "deepspeed_smddp" in sys.modules:
+            _hook(module)
+        else:
+            _defer(module)
     except Exception as error:
         _warn(
             f'smddp: "comm_backend" in a DeepSpeed config will not be read: the hook on '
             f"{module.__name__} failed: {error}"
         )
+
+
+def _hook(module: ModuleType) -> None:
+    readers = _deferred.pop(module.__name__, [])
+    for reader in readers:
+        reader.give_back()
+    hooks = import_module("deepspeed_smddp.deepspeed.hooks")
+    getattr(hooks, _HOOKS[module.__name__])(module)
+    for reader in readers:
+        reader.follow()
+
+
+def _defer(module: ModuleType) -> None:
+    readers = [reader for reader in _deferred.get(module.__name__, []) if reader.is_in_place()]
+    for path in _READERS[module.__name__]:
+        owner: Any = module
+        *owners, name = path.split(".")
+        for part in owners:
+            owner = getattr(owner, part, None)
+        if hasattr(owner, name) and not hasattr(getattr(owner, name), _MARK):
+            readers.append(_Reader(owner, name))
+    _deferred[module.__name__] = readers
+
+
+class _Reader:
+    """Stands for a function that reads a config; the first call that concerns smddp hooks all."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self._owner, self._name = owner, name
+        self._target = self._original = original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def reader(*args: Any, **kwargs: Any) -> Any:
+            if _deferred and (
+                "deepspeed_smddp" in sys.modules or _name_smddp([*args, *kwargs.values()])
+            ):
+                for module in list(_deferred):
+                    _hook(sys.modules[module])
+            return self._target(*args, **kwargs)
+
+        setattr(reader, _MARK, original)
+        self._reader = self._held = reader
+        setattr(owner, name, reader)
+
+    def is_in_place(self) -> bool:
+        """False if a reload has replaced it."""
+        return getattr(self._owner, self._name) is self._reader
+
+    def give_back(self) -> None:
+        """The original takes its place for the hook, which looks at it and wraps it."""
+        self._held = getattr(self._owner, self._name)
+        setattr(self._owner, self._name, self._original)
+
+    def follow(self) -> None:
+        """Those that hold this function, or have wrapped it since, call what the hook has made."""
+        self._target = getattr(self._owner, self._name)
+        if self._held is not self._reader:
+            setattr(self._owner, self._name, self._held)
+
+
+def _name_smddp(values: Iterable[Any]) -> bool:
+    """Whether arguments, the command line or accelerate's variables have a config with our keys."""
+    argument, words = "--deepspeed_config", [*sys.argv, ""]
+    named = [words[i + 1] for i, word in enumerate(sys.argv) if word == argument]
+    named += [word.partition("=")[2] for word in words if word.startswith(f"{argument}=")]
+    named.append(os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", ""))
+    return any(map(_names_smddp, (*values, *named)))
+
+
+def _names_smddp(value: Any) -> bool:
+    """Whether a config in any form that DeepSpeed takes, or what holds one, has one of our keys."""
+    if isinstance(value, Mapping):
+        return "comm_backend" in value or "smddp" in value
+    if not isinstance(value, (str, os.PathLike)):
+        held = getattr(value, "__dict__", {})
+        return any(
+            _names_smddp(held[name])
+            for name in _HOLDERS
+            if isinstance(held.get(name), (str, os.PathLike, Mapping))
+        )
+    text = os.fspath(value)
+    try:
+        if os.path.isfile(text):
+            with open(text, encoding="utf-8") as file:
+                text = file.read()
+        elif "{" not in text:
+            text += base64.urlsafe_b64decode(text).decode("utf-8", "ignore")
+    except (OSError, ValueError):
+        pass
+    return "comm_backend" in text or "smddp" in text
 
 
 def _warn(message: str) -> None:
