@@ -5,10 +5,17 @@
 
 #include <exception>
 #include <new>
+#include <string>
 
 #include "common/status.h"
 
 namespace smddp {
+
+// Without the lines of C++ that torch puts behind the sentence.
+inline std::string text_of(const std::exception& error) {
+  std::string text = error.what();
+  return text.substr(0, text.find("\nException raised from "));
+}
 
 // The exception that is being handled. The texts are short: std::string keeps them without an allocation,
 // so this works where the exception says that there is no memory.
@@ -19,7 +26,7 @@ inline Status status_of_exception() noexcept {
     return {Code::kUnavailable, "out of memory"};
   } catch (const std::exception& error) {
     try {
-      return {Code::kInternal, error.what()};
+      return {Code::kInternal, text_of(error)};
     } catch (...) {
     }
   } catch (...) {

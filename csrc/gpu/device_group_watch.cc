@@ -16,8 +16,7 @@ Status timed_out(const std::string& what, uint64_t limit_ns, const std::string& 
                  const char* waits) {
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%g", static_cast<double>(limit_ns) * 1e-9);
-  return {Code::kTimeout,
-          what + " did not finish within " + seconds + " s on " + rank + ": " + waits};
+  return {Code::kTimeout, what + " timed out after " + seconds + " s on " + rank + ": " + waits};
 }
 
 }  // namespace

@@ -63,10 +63,9 @@ void FailureDetector::on_abort(const wire::Header& header, const std::byte* reas
   check_aborts();
 }
 
-void FailureDetector::leave(const std::string& cause) {
+void FailureDetector::leave(const std::string& what) {
   uint64_t from = fragments_.first_incomplete();
-  std::string reason = members_.describe(members_.rank()) + " has destroyed group '" +
-                       members_.group_name() + "'" + cause;
+  std::string reason = members_.describe(members_.rank()) + " has " + what;
   local_.abort(reason, from, intranode::GaveUp::kDestroyed);
   remote_watch_.leave(from, reason);
 }
@@ -128,7 +127,7 @@ void FailureDetector::check_deadline(uint64_t now) {
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%g",
                 static_cast<double>(own != 0 ? own : timeout_ns_) * 1e-9);
-  fail({Code::kTimeout, oldest.describe() + " did not finish within " + seconds + " s on " +
+  fail({Code::kTimeout, oldest.describe() + " timed out after " + seconds + " s on " +
                             members_.describe(members_.rank()) + ": " + oldest.waiting_for()});
 }
 

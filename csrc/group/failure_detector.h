@@ -47,8 +47,8 @@ class FailureDetector {
   void on_peer_lost(transport::Peer peer, const Status& why) { remote_watch_.on_lost(peer, why); }
   // True if watch() has something to find out though nothing is in flight.
   bool has_suspects() const { return health_.ok() && remote_watch_.has_broken(); }
-  // The group is destroyed here: peers that still need this rank are to know. `cause`: as of Process.
-  void leave(const std::string& cause);
+  // This rank takes no part in the group any more: peers that still need it are to know. `what`: it has done so and so.
+  void leave(const std::string& what);
 
   // When anything of the group last moved, as far as watch() has seen.
   uint64_t moved_ns() const { return moved_ns_; }

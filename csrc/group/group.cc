@@ -99,7 +99,7 @@ Group::~Group() {
   {
     Engine::Lock lock = engine_.lock();
     guarded([&] {
-      failures_.leave(process_.cause());
+      failures_.leave("destroyed group '" + name() + "'" + process_.cause());
       start_leaving();
     });
     if (!remote_.ranks().empty()) process_.network().wear();
@@ -349,10 +349,13 @@ void Group::take(const wire::Header& header, const std::byte* payload) {
 }
 
 void Group::leave() {
-  if (health_.ok() && (busy() || !process_.cause().empty()))
+  if (health_.ok() && (busy() || !process_.cause().empty())) {
     failures_.fail({Code::kAborted, describe(rank()) + " ended" +
                                         (busy() ? " with operations in flight" : "") +
                                         process_.cause()});
+  } else if (health_.ok()) {
+    failures_.leave("ended its program, without a further operation of group '" + name() + "'");
+  }
   start_leaving();
 }
 

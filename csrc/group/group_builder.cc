@@ -8,6 +8,7 @@
 #include "common/env.h"
 #include "common/exceptions.h"
 #include "group/measured_network.h"
+#include "liveness/contact.h"
 #include "network/measurement.h"
 #include "topology/pattern.h"
 
@@ -225,7 +226,7 @@ Status GroupBuilder::join_remote_peers() {
   Engine::Lock lock = process_.engine().lock();
   liveness_.service = process_.network().liveness();
   for (Rank r : peers) {
-    meet(r);
+    if (Status met = meet(r); !met) return met;
     auto peer = remote_->transport().add_peer(info(r).fabric.address);
     if (!peer)
       return {peer.status().code(), members().describe(r) + ": " + peer.status().message()};
@@ -250,11 +251,23 @@ std::vector<Rank> GroupBuilder::remote_peers() const {
   return peers;
 }
 
-void GroupBuilder::meet(Rank rank) {
+// An address that two machines have is of use on its own machine alone: docker0's, or the loopback's.
+Status GroupBuilder::meet(Rank rank) {
   const Blob& contact = info(rank).fabric.liveness;
   std::optional<liveness::Process>& known = liveness_.processes.emplace_back();
-  if (liveness_.service == nullptr || contact.empty()) return;
+  if (liveness_.service == nullptr || contact.empty()) return {};
+  auto theirs = liveness::unpack(contact), ours = liveness::unpack(liveness_.service->contact());
+  std::string there = boot_id_of(info(rank).host), here = boot_id_of(info(rank_).host);
+  if (theirs && ours && theirs.value().ip == ours.value().ip && there != here && !there.empty() &&
+      !here.empty()) {
+    return {Code::kInvalid,
+            members().describe(rank) + " and " + members().describe(rank_) +
+                " run on two machines and say that they are reached at the same address, " +
+                ours.value().text() +
+                ": set SMDDP_FABRIC_INTERFACE to the interface that connects the machines"};
+  }
   if (auto process = liveness_.service->meet(contact)) known = process.value();
+  return {};
 }
 
 Status GroupBuilder::await_hosts() {

@@ -58,7 +58,7 @@ class GroupBuilder {
   Status await_host();
   Status join_remote_peers();
   std::vector<Rank> remote_peers() const;
-  void meet(Rank rank);
+  Status meet(Rank rank);
   Status await_hosts();
   void conclude(Group& group) noexcept;
   Status fail(const Status& why) noexcept;

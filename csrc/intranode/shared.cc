@@ -54,7 +54,8 @@ Result<Mapping> map_shared(int pid, int fd, const std::string& what) {
   if (!opened) {
     return errno_status(
         "could not open the shared segment of " + what + " (process " + std::to_string(pid) +
-        "): it has ended or could not join, or runs as another user or in another pid namespace; "
+        "): it has ended or could not join, runs as another user or in another pid "
+        "namespace, or is not dumpable (prctl, or file capabilities of its program); "
         "give ranks that can't share memory different SMDDP_HOST_ID");
   }
   // A segment that could shrink would end an access to it with SIGBUS.

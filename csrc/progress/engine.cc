@@ -15,8 +15,10 @@ namespace {
 // An event ends a sleep at once; this only bounds the delay if a provider does not signal its file
 // descriptor.
 constexpr uint64_t kLongestSleepNs = 100'000'000;
-// How long the end of the process waits for groups to leave, and then for messages under way.
-constexpr uint64_t kLeaveNs = 5'000'000'000, kFlushNs = 1'000'000'000;
+// How long the end of the process waits for operations that nobody has waited for, for groups to leave, and then for
+// messages under way.
+constexpr uint64_t kInFlightNs = 1'000'000'000, kLeaveNs = 5'000'000'000, kFlushNs = 1'000'000'000;
+constexpr std::chrono::microseconds kInFlightLook(100);
 // Between two looks at a network from which no thread awaits anything.
 constexpr std::chrono::milliseconds kIdleLook(50);
 // While something moves, groups check for late or dead ranks once in this many passes.
@@ -50,6 +52,10 @@ void Engine::shutdown() {
   }
   Lock lk = lock();
   if (stop_) return;
+  for (uint64_t until = now_ns() + kInFlightNs; groups_.busy() && now_ns() < until; lk = lock()) {
+    kick(std::move(lk));
+    std::this_thread::sleep_for(kInFlightLook);
+  }
   stop_ = true;
   background_cv_.notify_all();
   waiters_cv_.notify_all();

@@ -43,4 +43,12 @@ std::string host_identity() {
   return host_name() + "/" + boot + "/" + pid_namespace;
 }
 
+std::string boot_id_of(const std::string& identity) {
+  constexpr size_t kBytes = 36;
+  size_t first = identity.find('/'), second = identity.find('/', first + 1);
+  return second != identity.npos && second - first - 1 == kBytes
+             ? identity.substr(first + 1, kBytes)
+             : "";
+}
+
 }  // namespace smddp

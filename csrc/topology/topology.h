@@ -40,6 +40,8 @@ class Topology {
 // can open each other's /proc/<pid>/fd and so share memory. Ranks in different containers count as
 // ranks of different hosts.
 std::string host_identity();
+// The boot id in such an identity: it tells machines apart. Empty if it holds none.
+std::string boot_id_of(const std::string& identity);
 std::string host_name();
 
 }  // namespace smddp

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/clock.h"
+#include "common/exceptions.h"
 #include "torch/error_state.h"
 #include "torch/runtime.h"
 #include "torch/statistics.h"
@@ -37,7 +38,7 @@ class ForwardedWork final : public c10d::Work {
       record_.end(now, done);
       return done;
     } catch (const std::exception& error) {
-      failed(error.what());
+      failed(text_of(error));
       throw;
     }
   }
@@ -58,7 +59,7 @@ class ForwardedWork final : public c10d::Work {
   uint64_t getSequencenumber() const override { return work_->getSequencenumber(); }
 
  private:
-  void failed(const char* why) {
+  void failed(const std::string& why) {
     uint64_t now = now_ns();
     record_.leave_wait(now);
     record_.end(now, false);

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/exceptions.h"
 #include "joining/rendezvous.h"
 #include "joining/store.h"
 #include "torch/runtime.h"
@@ -95,7 +96,7 @@ class StoreAdapter final : public Store {
         const c10::DistStoreError& error) {  // this is how c10d reports that a deadline is over
       return {Code::kTimeout, error.what_without_backtrace()};
     } catch (const std::exception& error) {
-      return {Code::kUnavailable, std::string("the rendezvous store failed: ") + error.what()};
+      return {Code::kUnavailable, "the rendezvous store failed: " + text_of(error)};
     }
   }
 

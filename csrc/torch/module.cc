@@ -184,6 +184,18 @@ std::string fabric_description() {
   return description.value();
 }
 
+// The one that ends the program; "": none does.
+std::string uncaught_exception() {
+  constexpr size_t kMost = 300;
+  PyObject* value = PySys_GetObject("last_value");  // borrowed
+  if (value == nullptr) return "";
+  try {
+    return std::string(py::repr(value)).substr(0, kMost);
+  } catch (const py::error_already_set&) {
+    return Py_TYPE(value)->tp_name;
+  }
+}
+
 void define_fabric(py::module_& m) {
   m.def("set_packaged_libfabric", &set_packaged_libfabric, py::arg("path"));
   m.def("fabric_description", &fabric_description, py::call_guard<py::gil_scoped_release>());
@@ -284,13 +296,13 @@ PYBIND11_MODULE(_C, m) {
   };
   if (env::debug("check_locks") == "1") check_before_lock = end_if_under_the_gil;
   // At interpreter exit the engine's thread must end before the modules are unloaded.
-  py::module_::import("atexit").attr("register")(py::cpp_function(
-      [] {
-        FutureThreads::process().settle();
-        Fallback::settle();
-        shut_down_process();
-      },
-      py::call_guard<py::gil_scoped_release>()));
+  py::module_::import("atexit").attr("register")(py::cpp_function([] {
+    std::string uncaught = uncaught_exception();
+    py::gil_scoped_release no_gil;
+    FutureThreads::process().settle();
+    Fallback::settle();
+    shut_down_process(uncaught);
+  }));
 }
 
 }  // namespace smddp

@@ -85,8 +85,14 @@ void keep_process(std::shared_ptr<Process> process) {
   shared().kept.swap(process);
 }
 
-void shut_down_process() {
-  if (auto process = existing_process()) process->engine().shutdown();
+void shut_down_process(const std::string& uncaught) {
+  auto process = existing_process();
+  if (!process) return;
+  if (!uncaught.empty()) {
+    Engine::Lock lock = process->engine().lock();
+    process->broke(uncaught);
+  }
+  process->engine().shutdown();
 }
 
 uint64_t refused() {

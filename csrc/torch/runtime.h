@@ -26,8 +26,9 @@ Result<std::shared_ptr<Process>> this_process();
 std::shared_ptr<Process> existing_process();
 // It stays until the program ends: operations on a device may outlive their group.
 void keep_process(std::shared_ptr<Process> process);
-// Ends the engine's thread. Must run before the interpreter unloads the modules. Idempotent.
-void shut_down_process();
+// Ends the engine's thread. Must run before the interpreter unloads the modules. Idempotent. `uncaught`: the exception
+// that ends the program, for the other ranks; "": none does.
+void shut_down_process(const std::string& uncaught);
 
 // Process::refused() since the last reset_refused(); 0 if there is no engine.
 uint64_t refused();

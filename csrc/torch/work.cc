@@ -105,9 +105,9 @@ void await(Engine& engine, TensorOperation& operation, std::chrono::milliseconds
       std::string what =
           std::string(name_of(operation.collective)) + " #" + std::to_string(operation.number());
       throw_status(
-          waited
-              ? Status(Code::kAborted, "the process is ending, with " + what + " under way")
-              : Status(Code::kTimeout, what + " was not complete within the time given to wait()"));
+          waited ? Status(Code::kAborted, "the process is ending, with " + what + " under way")
+                 : Status(Code::kTimeout,
+                          what + " timed out: it is not complete within the time given to wait()"));
     }
     operation.record.leave_wait(until);
     if (operation.status()) {

@@ -539,6 +539,25 @@ TEST(JoinWatch, OnlyARankWhoseCountStandsStillIsCalledSilent) {
   });
 }
 
+// docker0 has one address on all hosts. Ranks of one machine, as in all other tests, may well share one.
+TEST(StartFailureOfAddresses, TwoMachinesThatGiveOneAddressAreRefused) {
+  auto host = [](char machine, int pid_namespace) {
+    return std::string("host/") + std::string(36, machine) + "/" + std::to_string(pid_namespace);
+  };
+  for (char other : {'a', 'b'}) {
+    MemoryStore store;
+    on_threads(2, [&](int rank) {
+      auto process = Process::create();
+      ASSERT_TRUE(process.ok());
+      Group::Options options = options_of("AB", rank);
+      options.host = host(rank == 0 ? 'a' : other, rank);
+      auto group = Group::create(*process.value(), store, rank, 2, options);
+      EXPECT_EQ(group.ok(), other == 'a') << group.status().message();
+      if (!group.ok()) EXPECT_TRUE(says(group.status(), "SMDDP_FABRIC_INTERFACE"));
+    });
+  }
+}
+
 // Throws where a rank reads what the others have published.
 class ThrowingStore : public CountingStore {
  public:

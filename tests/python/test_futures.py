@@ -194,7 +194,10 @@ def wait_in_vain(ctx: Context) -> str:
 @pytest.mark.parametrize("layout", ["AA", "AB"])
 def test_the_deadline_comes_inside_a_callback(layout: str) -> None:
     with fresh(layout, env={"SMDDP_TIMEOUT_SECONDS": "2"}) as world:
-        assert "did not finish within 2 s" in world.run(wait_in_vain)[0]
+        assert (
+            "all_reduce(40 bytes in all, float32, sum) #2 of group '0' timed out after 2 s"
+            in (world.run(wait_in_vain)[0])
+        )
 
 
 @pytest.mark.parametrize(("body", "layout"), on.rows)

@@ -14,7 +14,7 @@ from deepspeed_smddp.diagnostics.report.dump import Awaited, Dump, DumpError, Gr
 from deepspeed_smddp.diagnostics.report.dump import Operation as Op
 from deepspeed_smddp.diagnostics.report.page import COLUMNS, LINES, page
 from deepspeed_smddp.diagnostics.report.stack import Doing, doing
-from harness.dumps import MIB, NOW, SITE, Rank, frame, in_gather, main_thread, user
+from harness.dumps import GATHER, MIB, NOW, SITE, Rank, frame, in_gather, main_thread, user
 
 LAYER = "ZeRO-3 module transformer.h.{} (2 parameters)"
 
@@ -209,7 +209,7 @@ def test_a_forward_pass_on_one_rank() -> None:
         "only rank 0 (host-a) runs ZeRO-3 module transformer.h.0 (2 parameters): it waits in "
     )
     assert "ranks 1-3 are at train.py:92 in evaluate. ZeRO-3 needs all ranks" in why(text)
-    assert "`if rank == 0`" in text
+    assert "`if rank == 0`" in text and "set_z3_leaf_modules" in text and "dummy input" in text
     others = [Rank(r, 4).call().wait("barrier", bytes=0) for r in (1, 2, 3)]
     text = why(report([alone, *others]))
     assert "rank 0: all_gather of 4 MiB for ZeRO-3 module transformer.h.0" in text
@@ -229,6 +229,28 @@ def test_the_rank_that_raised_comes_first() -> None:
         "4 bytes in all)"
     )
     assert why(report([*ranks, odd])).startswith("rank 1 (host-a) raised that ranks call different")
+
+
+def test_what_two_threads_of_a_rank_call_is_no_matter_of_shapes() -> None:
+    """An asynchronous checkpoint over the group of the training."""
+    saves = frame(f"{SITE}/torch/distributed/checkpoint/state_dict_saver.py", 7, "async_save")
+    ranks = [Rank(r, 4).call() for r in range(4)]
+    for rank in ranks:
+        sizes = (8, 4 * MIB) if rank.rank else (4 * MIB, 8)
+        for size in sizes:
+            rank.wait(bytes=size)
+        writer = main_thread(user(31, "save"), saves, GATHER)
+        rank.stacks = [in_gather(), writer.model_copy(update={"main": False})]
+    text = " ".join(report(ranks).split())
+    assert "with another size" in text
+    assert "What to do: give the other thread of rank 0, at train.py:31 in save, a group" in text
+
+
+def test_a_group_is_made_at_the_users_line() -> None:
+    """Also if the package is installed in place."""
+    made = frame(f"{SITE}/torch/distributed/distributed_c10d.py", 1, "new_group")
+    entry = frame("/src/smddp_autoload.py", 65, "_create")
+    assert doing([user(5, "main"), made, entry]).where == "at train.py:5 in main"
 
 
 def test_bytes_that_do_not_arrive() -> None:

@@ -229,9 +229,31 @@ def test_a_signal_asks_for_a_report_and_nothing_ends(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("running-*.json"))
 
 
+@pytest.mark.parametrize(
+    ("program", "said", "advice"),
+    [
+        ("pass", "has ended its program, without a further operation of group", "uneven batches?"),
+        (
+            "raise ValueError('bad batch')",
+            "ended, after a failure: ValueError('bad batch')",
+            "read the error",
+        ),
+    ],
+)
+def test_a_rank_that_ends_before_the_others(
+    tmp_path: Path, program: str, said: str, advice: str
+) -> None:
+    program = f"if rank == 3:\n    {program}\nelse:\n    {GATHER}"
+    sentence = why(end_after(job(tmp_path, START + program, 60), (0, 1, 2)))
+    assert sentence.startswith(f"rank 3 (host-B) {said}"), sentence
+    assert advice in page(tmp_path).partition("What to do:")[2]
+
+
 def test_nothing_is_left_without_trouble(tmp_path: Path) -> None:
-    ends = job(tmp_path, START).end()
+    """Nor if nobody waits for the last operation."""
+    ends = job(tmp_path, START + "dist.all_reduce(torch.ones(1 << 22), async_op=True)").end()
     assert [end.code for end in ends] == [0, 0, 0, 0]
+    assert not any("Why:" in end.errors for end in ends), ends
     assert not (tmp_path / "reports").exists()
 
 

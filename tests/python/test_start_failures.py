@@ -104,6 +104,7 @@ def test_a_store_that_dies_ends_the_wait_for_the_others() -> None:
         assert time.monotonic() - died < 5
         assert "RAISED" in printed, printed
         assert "the rendezvous store failed" in printed, printed
+        assert "frame #" not in printed.partition("RAISED")[2], printed
     finally:
         for process in (store, waits):
             if process is not None:

@@ -27,7 +27,7 @@ _MOST_ERROR = 400
 _MOST_PLACES = 3
 _MISMATCH = re.compile(r"\bcalled .+ while .+ called |not part of this operation|mismatch", re.S)
 _OF_ANOTHER = re.compile(
-    r"\bis lost\b|\bended during\b|time[d -]*out|deadline|not (done|finish) within|was lost before|"
+    r"\bis lost\b|\bended\b|time[d -]*out|deadline|not done within|was lost before|"
     r"\bgave up\b|\babort(ed)?\b",
     re.I,
 )
@@ -105,7 +105,8 @@ def _errors(job: Job) -> Iterator[Cause]:
                 Weight.MISMATCH_ERROR,
                 f"{who} raised that ranks call different operations: {shown}",
                 tuple(ranks),
-                "call the same operation with the same sizes on all ranks",
+                differences.two_threads(job)
+                or "call the same operation with the same sizes on all ranks",
             )
         elif text == first:
             order = "" if len(raised) == 1 else " first, by the times of the dumps"
@@ -126,14 +127,27 @@ def _absent(job: Job, unreached: str) -> Iterator[Cause]:
     for rank, text in job.gone.items():
         known[text].append(rank)
     for text, ranks in known.items():
-        silent = _SILENT.search(text)
-        advice = (
-            f"look at the host of {rank_list(ranks)}: whether it is up and reached by the "
-            "others, and whether the process is stopped (`ps -o stat,wchan PID`: T)"
-            if silent
-            else f"read the last lines of the log of {rank_list(ranks)}, and the kernel's log of "
-            "the host (a process that took too much memory is named there)"
-        )
+        silent, who = _SILENT.search(text), rank_list(ranks)
+        if silent:
+            advice = (
+                f"look at the host of {who}: whether it is up and reached by the others, and "
+                "whether the process is stopped (`ps -o stat,wchan PID`: T)"
+            )
+        elif ", after a failure: " in text:
+            advice = f"read the error of {who} in its log"
+        elif "in flight" in text:
+            advice = f"call wait() on all operations of {who} before its program ends"
+        elif "ended its program" in text:
+            advice = (
+                f"compare how many batches {who} and the others have (uneven batches?), unless the "
+                f"log of {who} says why it has ended"
+            )
+        else:
+            advice = (
+                f"read the last lines of the log of {who}, and the kernel's log of the host (a "
+                "process that took too much memory is named there); a rank that ended without an "
+                "error had fewer batches than the others"
+            )
         shown = cut(text, _MOST_ERROR).rstrip(".")
         if not shown.lower().startswith("rank"):
             state = "silent" if silent else "gone"

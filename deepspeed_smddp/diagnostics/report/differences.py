@@ -8,7 +8,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from deepspeed_smddp.diagnostics.report.dump import Operation
 from deepspeed_smddp.diagnostics.report.job import Cause, GroupView, Job, Stall, Weight
-from deepspeed_smddp.diagnostics.report.stack import Doing, module_of
+from deepspeed_smddp.diagnostics.report.stack import Doing, doing, module_of
 from deepspeed_smddp.diagnostics.report.wording import (
     ZERO3,
     count,
@@ -62,8 +62,27 @@ def remedy(job: Job, ranks: Iterable[int]) -> str:
             "all are"
         )
     return (
-        "run the module on all ranks: take it out of `if rank == 0` and of loops of unlike length"
+        "run the module on all ranks: take it out of `if rank == 0` and of loops of unlike length; "
+        "a rank whose batch has no image (or no token for an expert) runs it on a dummy input, or "
+        "name the module to deepspeed.utils.set_z3_leaf_modules"
     )
+
+
+def two_threads(job: Job) -> str:
+    """What to do if two threads of a rank use one group, in an order of chance; else ""."""
+    for view in job.groups.values():
+        for rank, ring in view.rings.items():
+            waits = sum(op.waited_for for op in ring.values())
+            stacks = job.dumps[rank].stacks if waits > 1 else []
+            places = [doing(s.frames) for s in stacks if not s.main]
+            place = next((p.where for p in places if p.doing is Doing.COLLECTIVE), "")
+            if place:
+                return (
+                    f"give the other thread of rank {rank}, {place}, a group of its own "
+                    f"(torch.distributed.new_group; async_save(..., process_group=...)): it uses "
+                    f"group '{view.name}' beside the main thread"
+                )
+    return ""
 
 
 @dataclass(frozen=True)
@@ -237,6 +256,8 @@ def _alike(behind: dict[int, Operation], ahead: dict[int, Operation], at: int) -
 
 
 def _remedy(job: Job, difference: Difference) -> str:
+    if threads := two_threads(job):
+        return threads
     if difference.of_zero3:
         return remedy(job, difference.group.members)
     if difference.what in ("size", "dtype"):

@@ -16,7 +16,9 @@ PACKAGE = "deepspeed_smddp"
 _LIBRARIES = (
     re.compile(r"<frozen ([^>]+)>$"),
     re.compile(r"(?:site|dist)-packages/(.+)$"),
-    re.compile(rf"(?:^|/)({PACKAGE}/(?!(?:tests|examples|benchmarks)/).+)$"),
+    re.compile(
+        rf"(?:^|/)({PACKAGE}/(?!(?:tests|examples|benchmarks)/).+|smddp_autoload\.py|smdistributed\.py)$"
+    ),
     re.compile(r"/lib(?:64)?/python3[^/]*/(?!(?:site|dist)-packages/)(.+)$"),
     # Libraries that are installed in place: the folder alone may be the user's, with these below
     # it it is the library's.

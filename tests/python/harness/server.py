@@ -200,7 +200,8 @@ def _execute(
         exec(compile(program, "<program>", "exec"), namespace)
     except SystemExit:
         raise
-    except BaseException:
+    except BaseException as error:  # as the interpreter itself does
+        sys.last_value = error
         traceback.print_exc()
         sys.exit(1)
     sys.exit(0)
