@@ -168,7 +168,9 @@ def test_a_wait_ends_with_the_process() -> None:
         time.sleep(2)
     """
     ends = programs.run("AB", program, limit=30)
-    assert "the process is ending, with all_reduce #2 under way" in ends[0].output, ends
+    # Which of the two depends on whether the thread wakes before the group has left.
+    ending = "the process is ending, with all_reduce #2 under way"
+    assert ending in ends[0].output or "ended with operations in flight" in ends[0].output, ends
 
 
 def test_a_group_may_be_aborted_while_it_ends() -> None:
