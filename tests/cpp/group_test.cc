@@ -105,7 +105,7 @@ TEST(Failure, AnOperationHasItsOwnLimitAndASubgroupThatOfItsGroup) {
         group.abort("took too long");
         c.engine.wait(*op);
         EXPECT_EQ(op->status().code(), Code::kTimeout);
-        EXPECT_TRUE(says(op->status(), "within 0.3 s on rank 0 (host-A)"));
+        EXPECT_TRUE(says(op->status(), "timed out after 0.3 s on rank 0 (host-A)"));
       }
       both.arrive_and_wait();
     });
