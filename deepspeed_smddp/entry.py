@@ -5,13 +5,13 @@ The one module that knows both the backend and what rests on it. ``smddp_autoloa
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from deepspeed_smddp.config import settings
-from deepspeed_smddp.deepspeed import monitoring
+from deepspeed_smddp.deepspeed import monitoring, start_up
 from deepspeed_smddp.diagnostics import counters, hang_reporter, slow_watch
 from deepspeed_smddp.distributed import backend, split_group
 
@@ -28,7 +28,8 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
     if is_default:
         settings.begin_job()
     settings.follow(counters.follow)
-    group = backend.create(options, backend_options, _measured_steps)
+    with start_up.watched() if is_default else nullcontext():
+        group = backend.create(options, backend_options, _measured_steps)
     if is_default:
         split_group.install()
         monitoring.follow_optimizers()

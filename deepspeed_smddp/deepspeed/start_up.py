@@ -15,6 +15,7 @@ from deepspeed_smddp.upstream import compile_locks
 
 BLOCKED_SECONDS = 10.0
 _LOOKS = 4  # in this time
+_said: set[str] = set()
 
 
 @contextmanager
@@ -23,13 +24,13 @@ def watched() -> Iterator[None]:
     caller, ended = threading.get_ident(), threading.Event()
 
     def look() -> None:
-        blocked_by, since, said = "", 0.0, ""
+        blocked_by, since = "", 0.0
         while not ended.wait(BLOCKED_SECONDS / _LOOKS):
             found, now = _waits_for(sys._current_frames().get(caller)), time.monotonic()
             if found != blocked_by:
                 blocked_by, since = found, now
-            elif found and found != said and now - since >= BLOCKED_SECONDS:
-                said = found
+            elif found and found not in _said and now - since >= BLOCKED_SECONDS:
+                _said.add(found)
                 logger.warning("smddp: this start waits for %s", found)
 
     watcher = threading.Thread(target=look, name="smddp-start", daemon=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,10 @@ from torch.utils.file_baton import FileBaton
 from deepspeed_smddp.commands import report
 from deepspeed_smddp.deepspeed import start_up
 from deepspeed_smddp.diagnostics.report.dump import DumpError
+from deepspeed_smddp.errors import logger
 from deepspeed_smddp.upstream import compile_locks
+from harness.worker import Context
+from harness.world import World
 
 HOLDER = """
 import sys, time
@@ -98,13 +103,21 @@ def test_a_blocked_start_says_what_it_waits_for(
     assert [said in record.getMessage() for record in caplog.records] == [True]
     with pytest.raises(DumpError, match=r"has no group of smddp yet\. It may wait for the lock"):
         report.of_job(str(holder.pid))
-    caplog.clear()
-    with start_up.watched(), pytest.raises(dist.DistStoreError):
-        dist.init_process_group(
-            "gloo",
-            init_method="tcp://127.0.0.1:0",
-            rank=0,
-            world_size=2,
-            timeout=dist.distributed_c10d.timedelta(seconds=1),
-        )
-    assert "waits for the other ranks, to meet them at" in caplog.text
+
+
+def start_alone(ctx: Context) -> list[str]:
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    start_up.BLOCKED_SECONDS = 0.2
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with pytest.raises(RuntimeError):
+        dist.init_process_group("smddp", store=store, rank=0, world_size=2)
+    return said
+
+
+def test_a_start_without_the_other_ranks_says_so() -> None:
+    with closing(World("A", None, {"SMDDP_TIMEOUT_SECONDS": "1"})) as world:
+        (said,) = world.run(start_alone)
+    assert sum("this start waits for the other ranks, to meet" in line for line in said) == 1
