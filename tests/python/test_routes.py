@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,7 @@ def measured(ctx: Context) -> dict[str, Any]:
         return chosen[collective]
 
     routes.resolve = noted
+    ctx = replace(ctx, backend="the faster one")  # Gloo's sums have another order
     counted = taken(ctx, [Case(c, seed=s) for c in FORMS for s in range(3)])
     other = dist.new_group()  # measures for itself
     cases.check(ctx, Case("all_gather"), other)
