@@ -54,7 +54,8 @@ void ErrorState::raise(const std::string& why) {
 
 void ErrorState::tell(const Status& why) noexcept {
   const std::string& text = why.message();
-  if (text.starts_with(kAbortedByCaller) || text.starts_with(kDestroyedByCaller)) return;
+  // By itself, or as the cause of another rank's end.
+  if (text.find(kAbortedByCaller) != text.npos || text.starts_with(kDestroyedByCaller)) return;
   try {
     {
       std::lock_guard lock(mutex_);

@@ -33,7 +33,7 @@ from deepspeed_smddp.deepspeed import monitoring
 from deepspeed_smddp.diagnostics.doctor import machine
 from deepspeed_smddp.diagnostics.rank_ports import Clock, ClockServer, Listener, ask, measure
 from deepspeed_smddp.diagnostics.report import DUMP_SECONDS, IN_ORDER, LINK
-from deepspeed_smddp.diagnostics.report_exchange import CLOCK, ReportStore, introduce
+from deepspeed_smddp.diagnostics.report_exchange import CLOCK, ReportStore, introduce, withdraw
 from deepspeed_smddp.diagnostics.report_files import FR_TRACE, PAGE, JobFiles, job_name
 from deepspeed_smddp.distributed import backend, extension, labels
 from deepspeed_smddp.errors import logger
@@ -198,6 +198,9 @@ class Reporter(threading.Thread):
             extension.core.reported()
             if not self._ended.is_set():
                 extension.core.hold_errors(timedelta(0))
+            withdraw(self._store, self._rank)
+            if self._clock is not None:
+                withdraw(self._store, CLOCK)
 
     def _watch(self) -> None:
         wanted = select.poll()  # select() has no descriptors beyond 1,023
@@ -257,7 +260,7 @@ class Reporter(threading.Thread):
         error = "" if why.startswith(_SIGNAL) else why
         clock = self._ask_clock(store)
         dump = collect(self._files.job, self._rank, self._ranks, why or reason, error, clock)
-        self._files.write_dump(number, dump)
+        self._write(lambda: self._files.write_dump(number, dump))
         store.publish(number, self._rank, _shortened(dump))
         if first == mine:
             ended = ask(store.contacts(self._others), _ASK_SECONDS)
@@ -267,6 +270,7 @@ class Reporter(threading.Thread):
         if leader == str(self._rank):
             self._lead(store, dump, reason)
             store.put(f"{number}/done", "1")
+            store.discard(number, [*self._others, self._rank])
         elif not leader:
             self._report_without_store(dump, why)
         elif why:
@@ -319,9 +323,16 @@ class Reporter(threading.Thread):
         folder = self._files.report_folder(self._number)
         gone = {rank: why for rank, why in gone.items() if rank not in dumps}
         text = page(read, gone, self._ranks, str(folder), unreached)
-        replace(folder / PAGE, text)
         print(text, file=sys.__stderr__, flush=True)
-        fr_trace.write(read, folder / FR_TRACE)
+        self._write(lambda: replace(folder / PAGE, text))
+        self._write(lambda: fr_trace.write(read, folder / FR_TRACE))
+
+    def _write(self, write: Callable[[], object]) -> None:
+        """A full disk keeps neither the page from being printed, nor other ranks waiting."""
+        try:
+            write()
+        except OSError as error:
+            logger.warning("smddp: a file of the report could not be written: %s", error)
 
 
 def _lost_ranks(*errors: str) -> dict[int, str]:

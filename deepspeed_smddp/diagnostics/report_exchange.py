@@ -23,6 +23,8 @@ _PREFIX = "smddp-report"
 # A store that does not answer must not hold up the report.
 _ANSWER = timedelta(seconds=3)
 _LOOK_SECONDS = 0.05
+# How often it is looked whether the ranks that are waited for still take part.
+_WITHDRAWN_SECONDS = 0.5
 # In place of a rank: rank 0's clock.
 CLOCK = -1
 
@@ -37,6 +39,18 @@ def introduce(store: Any, rank: int, contact: str) -> None:
     """
     with contextlib.suppress(RuntimeError):
         dist.PrefixStore(_PREFIX, store).set(f"contact/{rank}", contact)  # type: ignore[attr-defined]
+
+
+def withdraw(store: Any, rank: int) -> None:
+    """Takes back what :func:`introduce` has said: from now on no report waits for this rank."""
+    remove(dist.PrefixStore(_PREFIX, store), f"contact/{rank}")  # type: ignore[attr-defined]
+
+
+def remove(store: Any, key: str) -> None:
+    """Removes what this rank has set, unless the store has ended before, often with rank 0."""
+    if _answers(store):
+        with contextlib.suppress(RuntimeError):
+            store.delete_key(key)
 
 
 class ReportStore:
@@ -84,10 +98,9 @@ class ReportStore:
             time.sleep(_LOOK_SECONDS)
 
     def contacts(self, ranks: list[int]) -> list[tuple[int, str]]:
-        """How the given ranks are asked, as far as they have said it."""
-        keys = [f"contact/{rank}" for rank in ranks]
-        found = self._ask("multi_get", keys, otherwise=[]) if keys else []
-        return [(rank, contact.decode()) for rank, contact in zip(ranks, found, strict=False)]
+        """How those of the given ranks are asked that take part in reports."""
+        found = [(rank, self.get(f"contact/{rank}").decode()) for rank in ranks]
+        return [(rank, contact) for rank, contact in found if contact]
 
     def publish(self, number: int, rank: int, dump: dict[str, Any]) -> None:
         """Gives the dump of this rank to the rank that writes the page."""
@@ -97,23 +110,32 @@ class ReportStore:
     def gather(
         self, number: int, ranks: list[int], seconds: float, enough: Callable[[set[int]], bool]
     ) -> dict[int, dict[str, Any]]:
-        """The dumps of ``ranks`` that arrive within ``seconds``.
+        """The dumps of ``ranks`` that arrive within ``seconds``, of all that still take part.
 
         Args:
             enough: whether the ranks that are still missing, given as a set, need no waiting for.
         """
-        until = time.monotonic() + seconds
+        until, look = time.monotonic() + seconds, 0.0
         missing, count = set(ranks), -1
         while True:
             published = self._ask("add", f"{number}/published", 0, otherwise=len(ranks))
-            if published != count:
-                count = published
-                missing = {rank for rank in missing if not self.exists(f"{number}/{rank}")}
+            if published != count or time.monotonic() > look:
+                count, look = published, time.monotonic() + _WITHDRAWN_SECONDS
+                missing = {
+                    rank
+                    for rank in missing
+                    if not self.exists(f"{number}/{rank}") and self.exists(f"contact/{rank}")
+                }
             if not missing or enough(missing) or time.monotonic() > until or not self.works:
                 break
             time.sleep(_LOOK_SECONDS)
         packed = {rank: self.get(f"{number}/{rank}") for rank in sorted({*ranks} - missing)}
         return {rank: json.loads(zlib.decompress(dump)) for rank, dump in packed.items() if dump}
+
+    def discard(self, number: int, ranks: list[int]) -> None:
+        """Removes the dumps of ``ranks``, which are on the page: a job may fail often."""
+        for rank in ranks:
+            self._ask("delete_key", f"{number}/{rank}")
 
 
 def _answers(store: Any) -> bool:

@@ -8,6 +8,7 @@ and, where the page was written, ``page.txt`` and ``fr_trace/``.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -80,11 +81,16 @@ class JobFiles:
                 # there no more, a file.
                 if attempt == _TRIES - 1:
                     raise
+            except OSError as error:  # reports are printed, and go over the store, all the same
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                break
 
     def report_folder(self, number: int) -> Path:
         """The folder of report ``number`` on this host, made by the first rank that asks for it."""
         folder = self.folder / f"report-{number}"
-        folder.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(OSError):  # a full disk: writing into it will fail, and say so
+            folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
     def write_dump(self, number: int, dump: dict[str, Any]) -> None:

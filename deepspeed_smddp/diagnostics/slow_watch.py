@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from deepspeed_smddp.config import settings
+from deepspeed_smddp.diagnostics.report_exchange import remove
 from deepspeed_smddp.distributed import backend
 from deepspeed_smddp.errors import logger
 
@@ -88,6 +89,8 @@ class Watcher(threading.Thread):
             return
         except Exception as error:  # training goes on
             logger.warning("smddp: slow ranks are looked for no longer: %s", error)
+        finally:
+            remove(self._store, str(self._rank))
 
     def stop(self) -> None:
         """Ends the thread, at most after a request to the store."""

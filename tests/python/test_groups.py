@@ -18,7 +18,7 @@ from harness import cases
 from harness.cases import Case
 from harness.on_layouts import Body, OnLayouts
 from harness.ports import free_port
-from harness.worker import Context
+from harness.worker import Context, connect
 from harness.world import Pool, fresh
 
 LAYOUTS = ("AAAA", "AABB", "ABAB", "ABCD")
@@ -182,6 +182,21 @@ def test_after_its_last_group_a_process_is_as_before_its_first() -> None:
         with fresh(layout, backend=None) as world:
             ports = [free_port() for _ in range(4)]
             assert world.run(jobs_one_after_the_other, ports, timeout=90) == [[]] * world.size
+
+
+def job_over_the_store(ctx: Context) -> None:
+    store = dist.PrefixStore("job", connect(60))
+    dist.init_process_group("smddp", store=store, rank=ctx.rank, world_size=ctx.size)
+    for group in (None, dist.new_group()):
+        dist.all_reduce(torch.ones(10), group=group)
+    dist.destroy_process_group()
+
+
+def test_a_job_leaves_no_key_in_the_store() -> None:
+    for layout in ("AA", "AB"):
+        with fresh(layout, backend=None) as world:
+            world.run(job_over_the_store)
+            assert world._store.num_keys() == 0, layout
 
 
 def resident(_: Context) -> int:

@@ -9,16 +9,19 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from deepspeed_smddp.commands import report
 from deepspeed_smddp.diagnostics import report_files
 from deepspeed_smddp.diagnostics.report.dump import Connection, DumpError, load
+from deepspeed_smddp.diagnostics.report_exchange import ReportStore, introduce, withdraw
 from deepspeed_smddp.diagnostics.report_files import JobFiles
 from harness import programs
 from harness.ports import free_port
@@ -255,6 +258,62 @@ def test_nothing_is_left_without_trouble(tmp_path: Path) -> None:
     assert [end.code for end in ends] == [0, 0, 0, 0]
     assert not any("Why:" in end.errors for end in ends), ends
     assert not (tmp_path / "reports").exists()
+
+
+FULL = """
+if rank == 1:
+    from deepspeed_smddp.diagnostics import hang_reporter, report_files
+    def full(*_): raise OSError(28, "No space left on device")
+    report_files.replace = hang_reporter.replace = full
+"""
+ABORTED = """
+further = dist.new_group()
+if rank == 0:
+    dist.group.WORLD._get_backend(torch.device("cpu")).abort()
+    dist.destroy_process_group()
+    sys.exit()
+"""
+TIMED = """
+began = time.monotonic()
+try:
+    CALL
+except RuntimeError as error:
+    print("raised after", time.monotonic() - began, "s")
+"""
+
+
+def seconds_to_raise(ends: list[Ended]) -> list[float]:
+    found = [re.search(r"raised after ([\d.e-]+) s", end.output) for end in ends]
+    assert all(found), ends
+    return [float(match[1]) for match in found if match]
+
+
+def test_a_full_disk_holds_up_no_rank(tmp_path: Path) -> None:
+    another_size = TIMED.replace("CALL", "dist.all_reduce(torch.ones(10 + rank // 3))")
+    ends = job(tmp_path, START + FULL + another_size, 60).end()
+    assert max(seconds_to_raise(ends)) < 5
+    assert "No space left on device" in ends[1].errors
+    assert "rank 1 (host-A)" in why(ends) or "ranks 0-2" in why(ends)
+
+
+def test_an_abort_is_reported_by_no_rank(tmp_path: Path) -> None:
+    """Nor held up, in a further group, for the one that has aborted and left."""
+    ends = job(tmp_path, START + ABORTED + TIMED.replace("CALL", "dist.all_reduce(x, group=further)"), 60).end()
+    assert max(seconds_to_raise(ends[1:])) < 5
+    assert not any("Why: " in end.errors for end in ends), ends
+
+
+@pytest.mark.quick
+def test_a_rank_that_has_left_is_not_waited_for() -> None:
+    store = dist.HashStore()
+    for rank in (0, 1):
+        introduce(store, rank, "contact")
+    reports = ReportStore(store)
+    threading.Timer(0.3, withdraw, (store, 1)).start()
+    began = time.monotonic()
+    assert reports.gather(0, [1], 60, lambda missing: False) == {}
+    assert time.monotonic() - began < 5
+    assert reports.contacts([0, 1]) == [(0, "contact")]
 
 
 ZERO3 = """
