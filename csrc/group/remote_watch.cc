@@ -63,6 +63,7 @@ void RemoteWatch::leave(uint64_t from, const std::string& reason) noexcept {
 
 void RemoteWatch::on_sent_all(Rank source, uint64_t seq) {
   Remote& remote = remotes_[by_rank_[static_cast<size_t>(source)]];
+  if (seq != remote.oldest_lacking) return;  // each fragment in flight asks
   if (std::exchange(remote.sent_all, seq) != seq) remote.said_sent_all = 0;
   ++remote.said_sent_all;
 }
@@ -128,7 +129,7 @@ Status RemoteWatch::judge(size_t i, uint64_t now) {
       --broken_;
     }
     if (quiet < kInFlightNs) return {};
-    return lost(remote, "its process has ended (" +
+    return lost(remote, "its process has ended, or has destroyed its groups (" +
                             liveness_.service->text(*liveness_.processes[i]) +
                             " refuses connections)");
   }

@@ -157,6 +157,17 @@ TEST_F(Watched, OneThatHasSentWhatDoesNotArriveIsLost) {
   EXPECT_TRUE(says(watch_->connection(1, now_).why, "it has sent all"));
 }
 
+// Each fragment in flight asks, and is answered.
+TEST_F(Watched, OneThatHasSentSeveralOfWhichNoneArrivesIsLost) {
+  fragments_.add(make_allgather(*context_, op_, 1, 0, 1));
+  fragments_.advance()->start();
+  watch(0);
+  for (int answer = 0; answer < 2; ++answer) {
+    for (uint64_t seq : {0, 1}) watch_->on_sent_all(1, seq);
+  }
+  EXPECT_TRUE(says(look_until(2.5), "it has sent all, and not all has arrived"));
+}
+
 TEST_F(Watched, WhatHasLeftMayBeOnTheWayForAMoment) {
   watch(0);
   for (int answer = 0; answer < 2; ++answer) watch_->on_sent_all(1, 0);
