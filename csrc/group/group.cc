@@ -99,7 +99,8 @@ Group::~Group() {
   {
     Engine::Lock lock = engine_.lock();
     guarded([&] {
-      failures_.leave("destroyed group '" + name() + "'" + process_.cause());
+      failures_.leave("destroyed group '" + name() + "'" + process_.cause(),
+                      !process_.cause().empty());
       start_leaving();
     });
     if (!remote_.ranks().empty()) process_.network().wear();
@@ -365,9 +366,13 @@ void Group::start_leaving() {
 }
 
 void Group::take_leave() {
-  uint64_t now = now_ns(), until = leaving_ns_ + (health_.ok() ? kLeaveNs : kLeaveBrokenNs);
+  bool whole = health_.ok() && process_.cause().empty();
+  uint64_t now = now_ns(), until = leaving_ns_ + (whole ? kLeaveNs : kLeaveBrokenNs);
+  if (health_.ok()) remote_.flush_aborts();
   if (now - leaving_ns_ >= kAskPortsNs) remote_watch_.find_silent(now, true);
-  if (now >= until || !process_.network().works() || remote_.all_taken(now)) leaving_ns_ = 0;
+  if (now >= until || !process_.network().works() ||
+      (!remote_.has_unsent() && remote_.all_taken(now)))
+    leaving_ns_ = 0;
 }
 
 void Group::abort(const std::string& reason, bool idle_too) {

@@ -24,9 +24,7 @@ std::atomic<uint32_t> latest_serial{0};
 Status Joining::describe(uint64_t token, RankInfo* mine) {
   const std::string& given = options_.host;
   mine->host = given.empty() ? host_identity() : given;
-  mine->host_name = !given.empty()                ? given
-                    : env::get("HOST_ID").empty() ? host_name()
-                                                  : env::get("HOST_ID");
+  mine->host_name = given.empty() ? host_name() : given;
   mine->token = token;
   mine->pid = getpid();
   mine->routes = digest_of_text(options_.routes);
@@ -166,6 +164,10 @@ Status tell_failure(Store& store, Rank rank, const GroupOptions& options,
                     const Status& why) noexcept {
   try {
     if (Status cause = published_failure(store); !cause) return cause;
+    if (why.code() == Code::kPeerLost) {  // of another rank
+      publish_failure(store, why);
+      return copy_of(why);
+    }
     std::string host = options.host.empty() ? host_name() : options.host;
     Status cause{why.code(), "rank " + std::to_string(store.number_of(rank)) + " (" + host +
                                  ") could not join group '" + options.name + "': " + why.message()};

@@ -27,6 +27,8 @@ Rank Topology::gateway(Rank rank, int node) const {
 }
 
 std::string host_name() {
+  std::string given = env::get("HOST_ID");
+  if (!given.empty()) return given;
   char name[256] = {};
   if (gethostname(name, sizeof name - 1) != 0) return "unknown-host";
   return name;

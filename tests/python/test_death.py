@@ -130,7 +130,7 @@ def leave_after_a_death(ctx: Context, how: str) -> str:
             if how == "exit":
                 atexit._run_exitfuncs()
                 os._exit(1)
-            dist.destroy_process_group(pair)
+            dist.destroy_process_group(pair if how == "destroy" else None)
             time.sleep(3)
         return ""
     try:
@@ -142,14 +142,16 @@ def leave_after_a_death(ctx: Context, how: str) -> str:
 
 def test_a_rank_that_hears_only_of_a_consequence_is_told_the_cause() -> None:
     cases = (
-        ((layout, how), layout) for layout in ("AAA", "ABC", "AAB") for how in ("destroy", "exit")
+        ((layout, how), layout)
+        for layout in ("AAA", "ABC", "AAB")
+        for how in ("destroy", "destroy all", "exit")
     )
     with at_once(cases, LONG) as worlds:
         for (_, how), world in worlds.items():
             world.submit(leave_after_a_death, how)
         for (layout, how), world in worlds.items():
             told = world.collect([1])[0]
-            consequence = "has destroyed group" if how == "destroy" else "ended"
+            consequence = "ended" if how == "exit" else "has destroyed group"
             pattern = rf"rank 0\b.* {consequence}.*, after a failure: .*rank 2\b"
             assert re.search(pattern, told), (layout, told)
 
