@@ -297,9 +297,10 @@ sanitize: $(VENV)/.stamp-requirements  ## C++ tests under SANITIZE=address,undef
 # Five attacks for each provider and layout, of so many seconds; ATTACK="*tcp_AB*" picks some.
 ATTACK_SECONDS ?= 120
 ATTACK ?= *
-attack: build-tests  ## strangers attack ranks over each provider, ATTACK_SECONDS for each of five attacks
+attack: build-tests  ## strangers attack ranks over each provider, ATTACK_SECONDS for each of five attacks, and flood every port
 	SMDDP_LIBFABRIC="$(LIBFABRIC)" SMDDP_FABRIC_INTERFACE=lo SMDDP_TEST_ATTACK_SECONDS=$(ATTACK_SECONDS) \
 	  build/tests/stranger_test --gtest_filter='*UnderAttack.$(ATTACK)'
+	$(PYTEST) -q tests/fault/test_flood.py
 
 # FUZZ_ARGS="wire messages" picks some; "--merge" also updates the committed corpora.
 FUZZ_SECONDS ?= 600

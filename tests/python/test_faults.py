@@ -10,13 +10,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import resource
 import signal
+import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any
 
 import pytest
@@ -24,9 +27,11 @@ import torch
 import torch.distributed as dist
 
 from deepspeed_smddp.distributed import extension
+from harness import worker
 from harness.resets import reset_connections
 from harness.worker import Context, Failure
 from harness.world import World, WorldError
+from tests.testbed import Host, Testbed
 
 SILENCE = 4
 JOIN = 8  # seconds: the limit of making a group
@@ -41,6 +46,7 @@ class Way:
     name: str
     layout: str
     environment: tuple[tuple[str, str], ...]
+    linked: bool = False  # hosts of a testbed
 
     @property
     def victim(self) -> int:
@@ -78,46 +84,51 @@ WAYS = (
     over("tcp;ofi_rxm", "ABC", SYSTEM_LIBFABRIC),
     over("tcp", "ABC", NEWER_LIBFABRIC),
     over("udp;ofi_rxd", "AABB", SYSTEM_LIBFABRIC),
+    Way("over links", "ABC", (), linked=True),
 )
 PHASES = ("start-up", "before", "during", "transfer", "part done", "idle", "shutdown")
 DEATHS = ("SIGKILL", "exit", "SIGSEGV", "SIGABRT")
 LIMITS = ("no descriptors", "no memory")  # the rank may have no more than it has
-FAULTS = (*DEATHS, "SIGSTOP", "SIGSTOP for 3 s", "reset", "store death", *LIMITS)
+# What a testbed has: the rank's host loses its link, or the disks of all hosts are full.
+ON_LINKS = ("cut", "cut for 1 s", "slow link for 3 s", "SIGKILL, full disks")
+FAULTS = (*DEATHS, "SIGSTOP", "SIGSTOP for 3 s", "reset", "store death", *LIMITS, *ON_LINKS)
 
 NOTHING = Promise("goes on")
-NOT_JOINED = Promise(
-    "named at the limit of making a group", ("ranks 2 did not join",), 3 * JOIN + 6
-)
 
 
 def promise(phase: str, fault: str, way: Way) -> Promise | None:
     """None: the fault can't happen there."""
+    if (fault in ON_LINKS) != way.linked:
+        return None
+    if fault == "cut" and phase == "start-up":
+        return None  # the store is reached over another link
     if fault == "reset" and (way.in_host or way.name.startswith("udp") or phase == "start-up"):
         return None
+    name = f"rank {way.victim} (host-{way.layout[-1]})"
     if fault in LIMITS:
         if phase in ("transfer", "part done"):
             return None  # it changes nothing that is under way
         if phase == "start-up" and fault == "no descriptors":
-            return Promise("all name the rank and the reason in 6 s", ("rank 2 (", "could not"), 6)
+            return Promise("all name the rank and the reason in 6 s", (name, "could not"), 6)
         if phase == "start-up":  # the C library itself may end the process
-            return Promise("named at the limit of making a group", ("could not join",), JOIN + 6)
+            return Promise("named at the limit of making a group", (name,), JOIN + 6)
         # To connect takes both: a rank without them may seem dead, silent or late.
-        words = ("rank 2 (", "Too many open files", "Cannot allocate memory")
+        words = (name, "Too many open files", "Cannot allocate memory")
         text = "goes on, or the rank or the reason is named, at the deadline at the latest"
         return Promise(text, (), SHORT_DEADLINE + 5, allowed=words)
     if fault == "store death":
         return NOTHING if phase != "start-up" else Promise("error at once", (" ",), JOIN + 6)
-    if fault == "SIGSTOP for 3 s" or phase == "shutdown":
+    if " for " in fault or phase == "shutdown":
         return NOTHING
     if phase == "start-up":
-        return NOT_JOINED
-    name = f"rank {way.victim} (host-{way.layout[-1]})"
+        words = (f"ranks {way.victim} did not join",)
+        return Promise("named at the limit of making a group", words, 3 * JOIN + 6)
     if fault == "reset":
         if phase in ("before", "part done"):
             return None  # no connection to break, or no rank that waits
         return Promise("goes on, or told on both sides in 6 s", (), 6, allowed=("connection",))
     late = 2 if phase == "part done" else 0
-    if fault == "SIGSTOP":
+    if fault in ("SIGSTOP", "cut"):
         text = "named and called silent after `silence_seconds` + 2"
         return Promise(text, (name, "has not answered"), SILENCE + 2 + late)
     return Promise("named and called dead in 6 s", (name, "ended"), 6 + late)
@@ -145,10 +156,8 @@ def prepare(ctx: Context) -> None:
 _stores: list[dist.Store] = []
 
 
-def connect(ctx: Context, port: int) -> None:
-    _stores.append(
-        dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=JOIN))
-    )
+def connect(ctx: Context) -> None:
+    _stores.append(worker.connect(JOIN))
 
 
 def join(ctx: Context) -> None:
@@ -235,14 +244,14 @@ class Cell:
         self.way, self.fault, self.phase, self.world = way, fault, phase, world
         self.promise = promise(phase, fault, way)
         assert self.promise is not None
-        lives = fault in ("SIGSTOP for 3 s", "reset", "store death", "no descriptors")
+        lives = " for " in fault or fault in ("reset", "store death", "no descriptors")
         self.rest = [r for r in range(world.size) if r != way.victim]
         self.asked = list(range(world.size)) if lives else self.rest
 
     def set_up(self) -> None:
         world = self.world
         world.run(prepare)
-        world.run(connect, world._store.port)
+        world.run(connect)
         if self.phase == "start-up":
             if self.fault != "store death":
                 world.submit_to(self.rest, join)
@@ -266,12 +275,25 @@ class Cell:
             reset_connections(world.pid(0), world.pid(victim))
         elif self.fault == "store death":
             world._store = "ended"  # type: ignore[assignment]
+        elif self.fault == "slow link for 3 s":
+            world.bed.set_rate(victim, 0, "10mbit")
+        elif self.fault.startswith("cut"):
+            world.bed.cut(victim, 0)
         elif self.fault in LIMITS:
             take = take_memory if self.fault == "no memory" else take_descriptors
             world.submit_to([victim], take)
             world.outcomes([victim])
         else:
-            world.signal(victim, getattr(signal, self.fault.split()[0]))
+            world.signal(victim, getattr(signal, re.split("[ ,]", self.fault)[0]))
+
+    def recover(self) -> None:
+        world, victim = self.world, self.way.victim
+        if self.fault == "slow link for 3 s":
+            world.bed.set_rate(victim, 0, "1gbit")
+        elif self.fault == "cut for 1 s":
+            world.bed.restore(victim, 0)
+        else:
+            world.signal(victim, signal.SIGCONT)
 
     def call(self) -> None:
         """What the ranks do after the fault."""
@@ -302,15 +324,28 @@ class Cell:
         return Outcome(results, time.monotonic() - began)
 
 
+def fill(host: Host, folder: str) -> None:
+    """A disk without space at a folder of this host."""
+    host.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], check=True)
+    host.run(["dd", "if=/dev/zero", f"of={folder}/full", "bs=4k"], check=False, stderr=DEVNULL)
+
+
 @functools.cache
 def batch(way: Way, fault: str) -> dict[str, Outcome]:
     environment = {"SMDDP_SILENCE_SECONDS": str(SILENCE), **dict(way.environment)}
     with ExitStack() as stack:
+        bed = stack.enter_context(Testbed(len(way.layout), nics=2)) if way.linked else None
+        if fault == "SIGKILL, full disks":
+            disk = stack.enter_context(tempfile.TemporaryDirectory())
+            environment["SMDDP_REPORT_DIR"] = disk
+            for host in bed.hosts:
+                fill(host, disk)
         cells = {}
         for phase in [phase for w, f, phase in CELLS if (w, f) == (way, fault)]:
             limit = SHORT_DEADLINE if fault in LIMITS else DEADLINE
             limit = JOIN if phase == "start-up" else limit
-            world = World(way.layout, None, {**environment, "SMDDP_TIMEOUT_SECONDS": str(limit)})
+            limited = {**environment, "SMDDP_TIMEOUT_SECONDS": str(limit)}
+            world = World(way.layout, None, limited, bed=bed)
             stack.callback(world.close)
             cells[phase] = Cell(way, fault, phase, world)
         for cell in cells.values():
@@ -324,10 +359,10 @@ def batch(way: Way, fault: str) -> dict[str, Outcome]:
             cell.hit()
         for cell in cells.values():
             cell.call()
-        if fault == "SIGSTOP for 3 s":
-            time.sleep(3)
+        if match := re.search(r" for (\d) s", fault):
+            time.sleep(int(match[1]))
             for cell in cells.values():
-                cell.world.signal(way.victim, signal.SIGCONT)
+                cell.recover()
         return {phase: cell.outcome(began) for phase, cell in cells.items()}
 
 
@@ -337,6 +372,8 @@ def name_of(value: Any) -> str:
 
 @pytest.mark.parametrize(("way", "fault", "phase"), CELLS, ids=name_of)
 def test_cell(way: Way, fault: str, phase: str) -> None:
+    if way.linked and Testbed.missing():
+        pytest.skip(Testbed.missing())
     if way.name == "tcp" and not NEWER_LIBFABRIC:
         pytest.skip("there is no libfabric 2.x: the extra is not installed")
     promised = promise(phase, fault, way)

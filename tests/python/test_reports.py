@@ -298,7 +298,8 @@ def test_a_full_disk_holds_up_no_rank(tmp_path: Path) -> None:
 
 def test_an_abort_is_reported_by_no_rank(tmp_path: Path) -> None:
     """Nor held up, in a further group, for the one that has aborted and left."""
-    ends = job(tmp_path, START + ABORTED + TIMED.replace("CALL", "dist.all_reduce(x, group=further)"), 60).end()
+    call = TIMED.replace("CALL", "dist.all_reduce(x, group=further)")
+    ends = job(tmp_path, START + ABORTED + call, 60).end()
     assert max(seconds_to_raise(ends[1:])) < 5
     assert not any("Why: " in end.errors for end in ends), ends
 

@@ -38,6 +38,7 @@ class Testbed:
         bits = links.parse_rate(rate)
         self.rates = [[bits] * nics for _ in range(hosts)]  # bits per second, [host][nic]
         self.hosts = [Host(index, nics) for index in range(hosts)]
+        self.switch_addresses = [links.switch_address(nic) for nic in range(nics)]
         self._networks: set[int | None] = set()  # of the hosts and the switch: inodes
         self._owner = os.getpid()
         self._closed = False
@@ -81,8 +82,13 @@ class Testbed:
             start_new_session=True,
         )
 
+    @property
+    def switch_pid(self) -> int:
+        """Holds the namespace of the switch, which has ``switch_addresses``, one per plane."""
+        return self._supervisor.pid
+
     def _build(self, mtu: int) -> None:
-        switch = self._supervisor.pid
+        switch = self.switch_pid
         assert self._supervisor.stdout is not None
         line = self._supervisor.stdout.readline()
         answer: dict[str, Any] = json.loads(line) if line else {"error": "the supervisor died"}
@@ -109,25 +115,28 @@ class Testbed:
     def _batch(self, pid: int, program: str, *lines: str) -> None:
         self._inside(pid, program, "-batch", "-", text="\n".join([*lines, ""]))
 
-    def _shape(self, host: Host, nic: int, rate: int, verb: str) -> None:
+    def _shape(self, host: Host, nic: int, rate: int, verb: str, queue: int | None = None) -> None:
         self._batch(host.pid, "tc", links.shape_host(host, nic, rate, verb))
-        self._batch(self._supervisor.pid, "tc", links.shape_port(host, nic, rate, verb))
+        self._batch(self.switch_pid, "tc", links.shape_port(host, nic, rate, verb, queue))
 
     # --- operations on links ----------------------------------------------------------------------
 
-    def set_rate(self, host: int, nic: int, rate: str) -> None:
-        """Set the rate of this link in each direction; queued packets stay queued."""
+    def set_rate(self, host: int, nic: int, rate: str, queue: int | None = None) -> None:
+        """Set the rate of this link in each direction; queued packets stay queued.
+
+        ``queue`` is what the switch's port holds for the host, in bytes: a short one loses packets.
+        """
         bits = links.parse_rate(rate)
-        self._shape(self.hosts[host], nic, bits, "change")
+        self._shape(self.hosts[host], nic, bits, "change", queue)
         self.rates[host][nic] = bits
 
     def cut(self, host: int, nic: int) -> None:
         """Take the link down: the host's NIC loses its carrier, packets on the way are lost."""
-        self._batch(self._supervisor.pid, "ip", f"link set {self.hosts[host].ports[nic]} down")
+        self._batch(self.switch_pid, "ip", f"link set {self.hosts[host].ports[nic]} down")
 
     def restore(self, host: int, nic: int) -> None:
         """Bring a cut link up again."""
-        self._batch(self._supervisor.pid, "ip", f"link set {self.hosts[host].ports[nic]} up")
+        self._batch(self.switch_pid, "ip", f"link set {self.hosts[host].ports[nic]} up")
 
     # --- counters of the kernel -------------------------------------------------------------------
 

@@ -56,9 +56,14 @@ def parse_rate(rate: str) -> int:
     return int(bits)
 
 
+def switch_address(nic: int) -> str:
+    """Of the bridge of plane ``nic``."""
+    return f"10.77.{nic}.254"
+
+
 def switch_links(hosts: Sequence[Host], mtu: int) -> list[str]:
     """Lines for ``ip -batch`` in the switch: bridges, ports, links into the hosts."""
-    lines = []
+    lines = ["link set lo up"]
     for nic in range(len(hosts[0].ports)):
         # Ports forward as soon as they are up: no spanning tree, no multicast queries.
         lines.append(f"link add br{nic} type bridge forward_delay 0 stp_state 0 mcast_snooping 0")
@@ -68,6 +73,7 @@ def switch_links(hosts: Sequence[Host], mtu: int) -> list[str]:
             lines.append(f"link add {port} mtu {mtu} type veth {end}")
             lines.append(f"link set {port} master br{nic} up")
         lines.append(f"link set br{nic} mtu {mtu} up")
+        lines.append(f"address add {switch_address(nic)}/24 dev br{nic}")
     return lines
 
 
@@ -85,10 +91,12 @@ def shape_host(host: Host, nic: int, rate: int, verb: str) -> str:
     return _shape(host.interfaces[nic], rate, HOST_QUEUE, verb)
 
 
-def shape_port(host: Host, nic: int, rate: int, verb: str) -> str:
+def shape_port(host: Host, nic: int, rate: int, verb: str, queue: int | None = None) -> str:
     """A line for ``tc -batch`` in the switch: the link's other end."""
-    queue = int(rate / 8 * PORT_QUEUE_SECONDS)
-    return _shape(host.ports[nic], rate, min(max(queue, PORT_QUEUE_LEAST), PORT_QUEUE_MOST), verb)
+    if queue is None:
+        queue = int(rate / 8 * PORT_QUEUE_SECONDS)
+        queue = min(max(queue, PORT_QUEUE_LEAST), PORT_QUEUE_MOST)
+    return _shape(host.ports[nic], rate, queue, verb)
 
 
 def _shape(device: str, rate: int, queue: int, verb: str) -> str:

@@ -1,4 +1,4 @@
-"""Resets the TCP connections between two processes, as a firewall does that lost them."""
+"""The TCP sockets of a process; resets connections, as a firewall does that lost them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,20 @@ def reset_connections(first: int, second: int) -> int:
     return count
 
 
+def listening_ports(pid: int) -> list[int]:
+    return sorted(int(local.rpartition(":")[2], 16) for local, _ in _sockets(pid, "0A").values())
+
+
 def _connections(pid: int) -> dict[int, tuple[str, str]]:
-    """Established connections of a process, by descriptor: both addresses, in hex."""
+    return _sockets(pid, "01")
+
+
+def _sockets(pid: int, state: str) -> dict[int, tuple[str, str]]:
+    """Those of a process in a state of the kernel, by descriptor: both addresses, in hex."""
     table = {}
     for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
-        if fields[3] == "01":
+        if fields[3] == state:
             table[fields[9]] = (fields[1], fields[2])
     found = {}
     for entry in Path(f"/proc/{pid}/fd").iterdir():

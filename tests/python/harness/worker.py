@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 import deepspeed_smddp
+from harness.namespaces import enter
 
 
 @dataclass
@@ -61,11 +62,16 @@ def main(
     layout: str,
     backend: str | None,
     environment: dict[str, str | None],
-    store_port: int,
+    holder: int | None,
     log: str,
     pipe: connection.Connection,
 ) -> None:
-    """Entry of a rank's process. If ``backend`` is None, the sent functions make their group."""
+    """Entry of a rank's process, on the host of a testbed that process ``holder`` holds.
+
+    If ``backend`` is None, the functions that are sent make their group.
+    """
+    if holder is not None:
+        enter(holder, ("net", "uts", "mnt"))
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -85,7 +91,7 @@ def main(
     torch.set_num_threads(1)
 
     context = Context(rank, layout, backend or "none")
-    call: tuple[Any, tuple[Any, ...], dict[str, Any]] = (_join, (store_port,), {})
+    call: tuple[Any, tuple[Any, ...], dict[str, Any]] = (_join, (), {})
     while True:
         try:
             function, args, kwargs = call
@@ -104,15 +110,20 @@ def main(
             call = (_unreadable, (traceback.format_exc(),), {})
 
 
-def _join(context: Context, store_port: int) -> None:
+def connect(timeout: float) -> dist.TCPStore:
+    """A rank's own connection to the store of its world."""
+    at, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.TCPStore(at, port, is_master=False, timeout=timedelta(seconds=timeout))
+
+
+def _join(context: Context) -> None:
     if context.backend == "none":
         return
     if section := os.environ.get("TEST_SECTION"):
         deepspeed_smddp.configure(json.loads(section))
-    store = dist.TCPStore("127.0.0.1", store_port, is_master=False, timeout=timedelta(seconds=60))
     dist.init_process_group(
         context.backend,
-        store=dist.PrefixStore("world", store),
+        store=dist.PrefixStore("world", connect(60)),
         rank=context.rank,
         world_size=context.size,
         timeout=timedelta(seconds=60),

@@ -11,6 +11,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ import torch.distributed as dist
 
 from harness import layout as layouts
 from harness import worker
+from harness.namespaces import enter
 from harness.worker import Failure
+from tests.testbed import Testbed
 
 DEADLINE = float(os.environ.get("SMDDP_TEST_DEADLINE", "60"))
 LOOPBACK = {
@@ -62,7 +65,9 @@ def rank_environment(layout: str, rank: int, port: int) -> dict[str, str]:
 class World:
     """One process per rank of ``layout``, joined in one process group of ``backend``.
 
-    The rendezvous store lives in this process, so that any rank may be killed.
+    The rendezvous store lives in this process, so that any rank may be killed. With ``bed``, host A
+    is the testbed's first, and so on; data goes over each host's first NIC, the store is reached
+    over its last.
     """
 
     def __init__(
@@ -71,12 +76,14 @@ class World:
         backend: str | None = "smddp",
         env: dict[str, str | None] | None = None,
         deadline: float = DEADLINE,
+        bed: Testbed | None = None,
     ) -> None:
         self.layout = layout
         self.deadline = deadline
         self.broken = False
         self._logs = Path(tempfile.mkdtemp(prefix="smddp-test-"))
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.bed = bed
+        self._store = self._make_store()
         self._pipes: list[connection.Connection] = []
         self._processes: list[Any] = []
         self._backend, self._env = backend, env or {}
@@ -87,9 +94,26 @@ class World:
         self._busy = set(range(len(layout)))  # each rank answers once when it has joined
         self._joined = False
 
+    def _make_store(self) -> dist.TCPStore:
+        def store(address: str) -> dist.TCPStore:
+            return dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
+
+        if self.bed is None:
+            return store(LOOPBACK["MASTER_ADDR"])
+        # The network of a thread is that of its sockets and of the threads that it starts.
+        pid, address = self.bed.switch_pid, self.bed.switch_addresses[-1]
+        with ThreadPoolExecutor(1, initializer=enter, initargs=(pid, ("net",))) as inside:
+            return inside.submit(store, address).result()
+
     def _start(self, rank: int) -> tuple[connection.Connection, Any]:
         ours, theirs = _processes.Pipe()
         environment = {**rank_environment(self.layout, rank, self._store.port), **self._env}
+        host = None
+        if self.bed is not None:
+            host = self.bed.hosts[ord(self.layout[rank]) - ord("A")]
+            environment["MASTER_ADDR"] = self.bed.switch_addresses[-1]
+            environment["GLOO_SOCKET_IFNAME"] = host.interfaces[0]
+            environment["SMDDP_FABRIC_INTERFACE"] = host.interfaces[0]
         process = _processes.Process(
             target=worker.main,
             args=(
@@ -97,7 +121,7 @@ class World:
                 self.layout,
                 self._backend,
                 environment,
-                self._store.port,
+                host.pid if host else None,
                 str(self._logs / f"rank{rank}.log"),
                 theirs,
             ),
