@@ -118,6 +118,8 @@ def promise(phase: str, fault: str, way: Way) -> Promise | None:
         return Promise(text, (), SHORT_DEADLINE + 5, allowed=words)
     if fault == "store death":
         return NOTHING if phase != "start-up" else Promise("error at once", (" ",), JOIN + 6)
+    if fault == "cut for 1 s" and phase == "start-up":  # libfabric takes no NIC without a carrier
+        return Promise("goes on, or all name the rank and its NIC", (), allowed=(name, "eth0"))
     if " for " in fault or phase == "shutdown":
         return NOTHING
     if phase == "start-up":
