@@ -367,7 +367,8 @@ class Soak:
             f"soak: seed {SEED}, {seconds:.0f} s, {t['epochs']} epochs ({faults}; {t['full']} "
             f"full disks), {t['operations']} operations, {t['bytes'] / 1e9:.2f} GB checked, "
             f"{t['measured']} networks measured, {t['keys']} keys of reports left, {t['errors']} "
-            f"errors raised, {t['late']} of them at a deadline, the slowest after {self.slowest[0]:.1f} s ({self.slowest[1]})"
+            f"errors raised, {t['late']} of them at a deadline, the slowest after "
+            f"{self.slowest[0]:.1f} s ({self.slowest[1]})"
         )
 
     def growth(self) -> str:
