@@ -86,8 +86,6 @@ class Engine {
   // groups must not touch it.
   bool ended() const { return stop_ || forked(); }
   bool forked() const { return fork_count() != forks_; }
-  // Whether the calling thread is the background thread.
-  bool is_own_thread() const { return thread_.get_id() == std::this_thread::get_id(); }
   // Messages of no member of a group, which were dropped. Under the lock.
   uint64_t foreign_messages() const { return groups_.foreign_messages(); }
   const OwnCore& own_core() const { return own_core_; }

@@ -3,23 +3,28 @@
 #include <c10/util/Exception.h>
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <utility>
-
-#include "torch/future_threads.h"
+#include <vector>
 
 namespace smddp {
 namespace {
+
+// A rank that waits asks once a second.
+constexpr std::chrono::seconds kLastAnswers(4);
 
 // Of processes of the core, one after the other. Never freed: at exit a thread may still use it.
 struct Shared {
   std::mutex mutex;
   std::weak_ptr<Process> current;
   std::shared_ptr<Process> kept;
-  Network::Known known;      // to the last one that has ended
-  uint64_t refused = 0;      // by those that have ended
-  uint64_t not_refused = 0;  // of all, before the last reset
+  Process* ending = nullptr;  // of end_soon()
+  Network::Known known;       // to the last one that has ended
+  uint64_t refused = 0;       // by those that have ended
+  uint64_t not_refused = 0;   // of all, before the last reset
 };
 
 Shared& shared() {
@@ -33,25 +38,32 @@ std::shared_ptr<Process> of_this_fork() {
   return process && process->engine().forked() ? nullptr : process;
 }
 
-// It joins the engine's thread, which may wait for the GIL.
-void end(void* process) {
-  std::unique_ptr<Process> ended(static_cast<Process*>(process));
-  uint64_t refused = ended->refused();
-  Engine::Lock engine = ended->engine().lock();
-  Network::Known known = ended->network().known();
+// It still answers for a moment: ranks that wait for it hear that it has left their groups, and why.
+void end_soon(void* released) {
+  auto* process = static_cast<Process*>(released);
+  uint64_t refused = process->refused();
+  Engine::Lock engine = process->engine().lock();
+  Network::Known known = process->network().known();
   engine.unlock();
   std::lock_guard lock(shared().mutex);
   shared().refused += refused;
   shared().known = std::move(known);
+  Process* before = std::exchange(shared().ending, process);
+  std::thread([process, before] {
+    delete before;
+    std::this_thread::sleep_for(kLastAnswers);
+    {
+      std::lock_guard lock(shared().mutex);
+      if (shared().ending != process) return;  // in use again
+      shared().ending = nullptr;
+    }
+    delete process;
+  }).detach();
 }
 
 void release(Process* process) {
-  if (process->engine().forked()) return;  // its thread and its connections are the parent's
-  if (process->engine().is_own_thread()) {
-    FutureThreads::process().run([process] { end(process); });
-  } else {
-    without_gil(end, process);
-  }
+  // In a forked child its thread and its connections are the parent's.
+  if (!process->engine().forked()) without_gil(end_soon, process);
 }
 
 // Never freed: readers hold no lock. A process is configured a few times at most.
@@ -69,9 +81,15 @@ std::shared_ptr<Process> existing_process() {
 Result<std::shared_ptr<Process>> this_process() {
   std::lock_guard lock(shared().mutex);
   if (auto process = of_this_fork()) return process;
-  auto created = Process::create();
-  if (!created) return created.status();
-  std::shared_ptr<Process> process(created.value().release(), release);
+  Process* found = std::exchange(shared().ending, nullptr);
+  if (found == nullptr || found->engine().forked()) {
+    auto created = Process::create();
+    if (!created) return created.status();
+    found = created.value().release();
+  } else {
+    shared().refused -= found->refused();
+  }
+  std::shared_ptr<Process> process(found, release);
   {
     Engine::Lock engine = process->engine().lock();
     process->network().remember(shared().known);
@@ -86,13 +104,15 @@ void keep_process(std::shared_ptr<Process> process) {
 }
 
 void shut_down_process(const std::string& uncaught) {
-  auto process = existing_process();
-  if (!process) return;
-  if (!uncaught.empty()) {
-    Engine::Lock lock = process->engine().lock();
-    process->broke(uncaught);
+  if (auto process = existing_process()) {
+    if (!uncaught.empty()) {
+      Engine::Lock lock = process->engine().lock();
+      process->broke(uncaught);
+    }
+    process->engine().shutdown();
   }
-  process->engine().shutdown();
+  std::lock_guard lock(shared().mutex);
+  if (shared().ending != nullptr) shared().ending->engine().shutdown();
 }
 
 uint64_t refused() {

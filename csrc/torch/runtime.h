@@ -19,8 +19,8 @@ struct Settings {
   bool check_first_use = true;  // a first collective on a GPU is compared with its known result
 };
 
-// Made on first use, and made anew in a forked child, or once nothing holds it any more: then its thread has ended,
-// and its descriptors are closed.
+// Made on first use, and made anew in a forked child, or once nothing holds it any more: some seconds later its thread
+// has ended, and its descriptors are closed.
 Result<std::shared_ptr<Process>> this_process();
 // nullptr if there is none.
 std::shared_ptr<Process> existing_process();

@@ -16,8 +16,8 @@
 namespace smddp::ofi {
 namespace {
 
-// Between two looks, and if descriptors run out.
-constexpr uint64_t kLookNs = 1'000'000'000, kLookSoonNs = 50'000'000;
+// Between two looks. A flood took 650 descriptors within the second that it was before.
+constexpr uint64_t kLookNs = 50'000'000;
 constexpr uint32_t kSilentMs = 10'000;
 constexpr size_t kSilent = 64;
 // So many descriptors stay free for the program.
@@ -107,7 +107,6 @@ void SilentConnections::look(uint64_t now_ns) {
   }
   spare_ = any_descriptor();
   waiting_ = !silent.empty();
-  if (scarce) next_ns_ = now_ns + kLookSoonNs;
 }
 
 }  // namespace smddp::ofi
