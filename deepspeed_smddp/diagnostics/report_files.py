@@ -12,13 +12,13 @@ import errno
 import json
 import os
 import re
-import socket
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deepspeed_smddp.process_identity import here, started
 from deepspeed_smddp.whole_file import replace
 
 PAGE = "page.txt"
@@ -67,7 +67,7 @@ class JobFiles:
         self.folder = base / re.sub(r"[^\w.-]", "_", f"{job}-{start[:8]}")
         self._running = self.folder / f"running-{rank}.json"
         pid = os.getpid()
-        note = {"job": job, "rank": rank, "pid": pid, "began": _began(pid), "host": _here()}
+        note = {"job": job, "rank": rank, "pid": pid, "began": started(pid), "host": here()}
         for attempt in range(_TRIES):
             try:
                 base.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -119,26 +119,12 @@ def running() -> Iterator[Running]:
     for path in sorted(root().glob("*/running-*.json")):
         try:
             note = json.loads(path.read_text(encoding="utf-8"))
-            if path.stat().st_uid != os.getuid() or note["host"] != _here():
+            if path.stat().st_uid != os.getuid() or note["host"] != here():
                 continue
-            if note["began"] == _began(note["pid"]):
+            if note["began"] == started(note["pid"]):
                 yield Running(note["job"], note["rank"], note["pid"], path.parent)
             else:
                 path.unlink(missing_ok=True)
                 path.parent.rmdir()
         except (OSError, ValueError, KeyError):
             continue
-
-
-def _here() -> str:
-    """What the numbers of processes belong to: this host, and this container of it."""
-    return f"{socket.gethostname()}/{os.readlink('/proc/self/ns/pid')}"
-
-
-def _began(pid: int) -> str:
-    """When a process began, in ticks since the host did; "" if there is none."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    return status.rpartition(")")[2].split()[19]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from deepspeed_smddp.errors import logger
+from deepspeed_smddp.process_identity import here, started
 from deepspeed_smddp.upstream import wrapping
 
 # A lock that does not say whose it is, of a process without smddp, is left if no process of this
@@ -41,7 +42,7 @@ def try_acquire(original: Callable[[Any], bool], baton: Any) -> bool:
         taken = original(baton)
     if taken:
         with contextlib.suppress(OSError):
-            Path(path).write_text(f"{_here()} {os.getpid()} {_started(os.getpid())}", "utf-8")
+            Path(path).write_text(f"{here()} {os.getpid()} {started(os.getpid())}", "utf-8")
     return taken
 
 
@@ -63,10 +64,10 @@ def wait(original: Callable[[Any], None], baton: Any) -> None:
 
 def described(path: str) -> str:
     """A lock and what is known of it, for a sentence."""
-    here, pid, _ = _holder(path)
-    if here == _here():
+    where, pid, _ = _holder(path)
+    if where == here():
         whose = f"process {pid} compiles there"
-    elif here:
+    elif where:
         whose = "a process of another host or container compiles there"
     else:
         whose = "it does not say whose it is: delete it if no process compiles there"
@@ -75,9 +76,9 @@ def described(path: str) -> str:
 
 def why_left(path: str) -> str | None:
     """Why no process compiles under a lock; None if one may, or there is no lock."""
-    here, pid, started = _holder(path)
-    if here == _here():
-        return None if _started(int(pid)) == started else f"process {pid}, which made it, has ended"
+    where, pid, began = _holder(path)
+    if where == here():
+        return None if started(int(pid)) == began else f"process {pid}, which made it, has ended"
     with contextlib.suppress(OSError):
         folder = os.path.dirname(path)
         files = [folder, *(entry.path for entry in os.scandir(folder))]
@@ -112,23 +113,9 @@ def _removed(path: str) -> bool:
 def _holder(path: str) -> tuple[str, str, str]:
     """Where the holder of a lock runs, its number and its start; empty if the lock does not say."""
     with contextlib.suppress(OSError, ValueError):
-        here, pid, started = Path(path).read_text("utf-8").rsplit(" ", 2)
-        return here, pid, started
+        where, pid, began = Path(path).read_text("utf-8").rsplit(" ", 2)
+        return where, pid, began
     return "", "", ""
-
-
-def _here() -> str:
-    """Where numbers of processes mean the same: a boot of a host, and a namespace."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
-    return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-
-
-def _started(pid: int) -> str:
-    """When a process started, in ticks since the boot; empty if it has ended."""
-    with contextlib.suppress(OSError):
-        state, *fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
-        return "" if state in "ZX" else fields[18]
-    return ""
 
 
 def _is_open(path: str) -> bool:
