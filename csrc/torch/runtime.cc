@@ -8,7 +8,6 @@
 #include <mutex>
 #include <thread>
 #include <utility>
-#include <vector>
 
 namespace smddp {
 namespace {
@@ -86,14 +85,12 @@ Result<std::shared_ptr<Process>> this_process() {
     auto created = Process::create();
     if (!created) return created.status();
     found = created.value().release();
+    Engine::Lock engine = found->engine().lock();
+    found->network().remember(shared().known);
   } else {
     shared().refused -= found->refused();
   }
   std::shared_ptr<Process> process(found, release);
-  {
-    Engine::Lock engine = process->engine().lock();
-    process->network().remember(shared().known);
-  }
   shared().current = process;
   return process;
 }
