@@ -15,7 +15,7 @@ namespace {
 // An event ends a sleep at once; this only bounds the delay if a provider does not signal its file
 // descriptor.
 constexpr uint64_t kLongestSleepNs = 100'000'000;
-// How long the end of the process waits for operations that nobody has waited for, for groups to leave, and then for
+// How long the end of the process waits for operations that no caller has waited for, for groups to leave, and then for
 // messages under way.
 constexpr uint64_t kInFlightNs = 1'000'000'000, kLeaveNs = 5'000'000'000, kFlushNs = 1'000'000'000;
 constexpr std::chrono::microseconds kInFlightLook(100);

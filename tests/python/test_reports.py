@@ -253,7 +253,7 @@ def test_a_rank_that_ends_before_the_others(
 
 
 def test_nothing_is_left_without_trouble(tmp_path: Path) -> None:
-    """Nor if nobody waits for the last operation."""
+    """Nor if no caller waits for the last operation."""
     ends = job(tmp_path, START + "dist.all_reduce(torch.ones(1 << 22), async_op=True)").end()
     assert [end.code for end in ends] == [0, 0, 0, 0]
     assert not any("Why:" in end.errors for end in ends), ends
