@@ -5,6 +5,7 @@ The one module that knows both the backend and what rests on it. ``smddp_autoloa
 
 from __future__ import annotations
 
+import atexit
 from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,17 @@ from deepspeed_smddp.distributed import backend, split_group
 if TYPE_CHECKING:
     from deepspeed_smddp._C import ProcessGroupSMDDP
 
+_serving = ExitStack()  # what serves the latest job
+atexit.register(lambda: _serving.close())
+
 
 def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
     """Makes one group, as :func:`deepspeed_smddp.distributed.backend.create` says.
 
-    With the default group begin the reports, the watch for slow ranks, and the counters.
+    With the default group begin the reports, the watch for slow ranks, and the counters. The first
+    two end with it, with the next one, or with the process.
     """
+    global _serving
     is_default = not dist.is_initialized()
     if is_default:
         settings.begin_job()
@@ -35,11 +41,12 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
         monitoring.follow_optimizers()
         # Of this group's rendezvous: it holds nothing of ranks that were restarted.
         store = dist.PrefixStore(group.rendezvous, options.store)  # type: ignore[attr-defined]
-        ends = ExitStack()
+        _serving.close()
+        _serving = ExitStack()
         rank, ranks = options.group_rank, options.group_size
-        ends.callback(slow_watch.start(store, rank, ranks))
-        ends.callback(hang_reporter.start(store, rank, ranks, group.rendezvous))
-        group.at_end(ends.close)
+        slow_watch.start(_serving, store, rank, ranks)
+        hang_reporter.start(_serving, store, rank, ranks, group.rendezvous)
+        group.at_end(_serving.close)
     return group
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 def here() -> str:
     """Where numbers of processes mean the same: a boot of a host, and a namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
-    return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
 
 
 def started(pid: int) -> str:

@@ -264,7 +264,9 @@ class _Region:
         generator = _generator(device)
         self._outside = generator.get_rng_state()
         mixed = (drawn * 1_000_003 + self._seed) * 1_000_003 + self._rank + 1
-        _seed(device, mixed % (1 << 63))
+        # torch.random.manual_seed would seed all devices.
+        seeded = torch.default_generator if device.type == "cpu" else generator
+        seeded.manual_seed(mixed % (1 << 63))
 
     def leave(self, module: nn.Module, args: Any) -> None:
         if self._outside is not None:
@@ -274,10 +276,3 @@ class _Region:
 
 def _generator(device: torch.device) -> Any:
     return torch.random if device.type == "cpu" else torch.get_device_module(device)
-
-
-def _seed(device: torch.device, seed: int) -> None:
-    if device.type == "cpu":
-        torch.default_generator.manual_seed(seed)
-    else:
-        torch.get_device_module(device).manual_seed(seed)

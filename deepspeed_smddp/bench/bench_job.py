@@ -167,7 +167,7 @@ def _as_rank(question: Question) -> int:
                     report.results += results
         except RuntimeError as error:
             report.failure = _first_line(error)
-        report.stopped = sweep.stopped_by()
+        report.stopped = signal.Signals(sweep.signal).name if sweep.signal else ""
     _show(report, question)
     with suppress(RuntimeError):
         dist.destroy_process_group()

@@ -48,17 +48,14 @@ class CallBuffers:
 
     def call(self, group: dist.ProcessGroup) -> Callable[[], object]:
         """The operation on ``group``; it returns when the result is there, or is on the stream."""
-        if self.case.op == "all_reduce":
-            return lambda: dist.all_reduce(self.whole, group=group)
-        if self.case.op == "broadcast":
-            return lambda: dist.broadcast(self.whole, group=group, group_src=ROOT)
-        if self.case.op == "reduce":
-            return lambda: dist.reduce(self.whole, group=group, group_dst=ROOT)
-        if self.case.op == "all_gather":
-            return lambda: _gather(self.whole, self.part, group=group)
-        if self.case.op == "reduce_scatter":
-            return lambda: _scatter(self.part, self.whole, group=group)
-        return lambda: self._coalesced(group)
+        calls: dict[str, Callable[[], object]] = {
+            "all_reduce": lambda: dist.all_reduce(self.whole, group=group),
+            "broadcast": lambda: dist.broadcast(self.whole, group=group, group_src=ROOT),
+            "reduce": lambda: dist.reduce(self.whole, group=group, group_dst=ROOT),
+            "all_gather": lambda: _gather(self.whole, self.part, group=group),
+            "reduce_scatter": lambda: _scatter(self.part, self.whole, group=group),
+        }
+        return calls.get(self.case.op, lambda: self._coalesced(group))
 
     def _coalesced(self, group: dist.ProcessGroup) -> None:
         with dist._coalescing_manager(group=group):  # type: ignore[attr-defined]

@@ -139,10 +139,6 @@ class Sweep:
         ]
         return [max(of_call) for of_call in zip(*times, strict=True)], texts
 
-    def stopped_by(self) -> str:
-        """The name of the signal that ended the sweep; empty if none did."""
-        return signal.Signals(self.signal).name if self.signal else ""
-
 
 def _times_on_gpu(call: Callable[[], object], repeats: int) -> list[float]:
     """By the GPU's clock, between events on the stream: launching is not in it."""

@@ -84,18 +84,18 @@ def local_size() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or size())
 
 
-def _only_rank() -> int:
-    """The rank in a group of one member: 0."""
+def pp_rank() -> int:
+    """The rank in a group of one member."""
     return 0
 
 
-def _one() -> int:
+def pp_size() -> int:
     """The size of a group of one member."""
     return 1
 
 
-pp_rank = tp_rank = mp_rank = _only_rank
-pp_size = tp_size = mp_size = _one
+tp_rank = mp_rank = pp_rank
+tp_size = mp_size = pp_size
 
 
 def get_dp_process_group() -> Any:

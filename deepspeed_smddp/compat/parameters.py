@@ -121,9 +121,7 @@ class ModelParallelParameters(Parameters):
             },
         }
         if stage == 3:
-            config["smddp"] = {
-                "sharded_data_parallel_degree": self.sharded_data_parallel_degree,
-            }
+            config["smddp"] = {"sharded_data_parallel_degree": self.sharded_data_parallel_degree}
             config["gradient_clipping"] = self.sdp_gradient_clipping
             config["zero_optimization"] |= {
                 "stage3_param_persistence_threshold": self.sdp_param_persistence_threshold,

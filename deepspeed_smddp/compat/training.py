@@ -224,8 +224,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             optimizer.clip_grad = max_norm
         else:
             refuse(
-                "clip_master_grads() without fp16 or sharding",
-                "use torch.nn.utils.clip_grad_norm_",
+                "clip_master_grads() without fp16 or sharding", "use torch.nn.utils.clip_grad_norm_"
             )
 
     def state_dict(self) -> Any:

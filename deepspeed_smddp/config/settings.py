@@ -14,16 +14,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from deepspeed_smddp.config import parsing
 from deepspeed_smddp.config.fields import PREFIX, nearest, settings_of, show
-from deepspeed_smddp.config.parsing import (
-    RETIRED_VARIABLES,
-    SECTION,
-    given_keys,
-    nested,
-    parse_debug,
-    parse_section,
-    parse_variables,
-)
 from deepspeed_smddp.config.schema import (
     DEBUG,
     VARIABLES,
@@ -143,10 +135,10 @@ def configure(section: SmddpConfig | Mapping[str, Any] | None = None, /, **keys:
         SmddpConfigError: an unknown key or a wrong value.
     """
     if isinstance(section, SmddpConfig):
-        section = nested(given_keys(section))
+        section = parsing.nested(parsing.given_keys(section))
     if keys and isinstance(section, Mapping):
         section = {**section, **keys}
-    return set_file(parse_section(keys if section is None else section), CONFIGURE)
+    return set_file(parsing.parse_section(keys if section is None else section), CONFIGURE)
 
 
 def set_file(
@@ -175,13 +167,12 @@ def merge_file(section: SmddpConfig, zero_allgather_elements: int = 0) -> Settin
         if key in added.given:
             if key in _OF_ONE_ENGINE:
                 continue
-            asked = added.given[key][0]
+            asked, name = added.given[key][0], f"{parsing.SECTION}.{key}"
             if asked != value:
-                earlier = f'"{SECTION}.{key}" of an earlier one'
-                if source == CONFIGURE:
-                    earlier = f'"{key}" of {CONFIGURE}'
+                by_call = source == CONFIGURE
+                earlier = f'"{key}" of {CONFIGURE}' if by_call else f'"{name}" of an earlier one'
                 raise SmddpConfigError(
-                    f'"{SECTION}.{key}" of the DeepSpeed config is {show(asked)}, but {earlier} is '
+                    f'"{name}" of the DeepSpeed config is {show(asked)}, but {earlier} is '
                     f"{show(value)}; all engines of a process share these settings: give both the "
                     "same value, or leave out one"
                 )
@@ -230,19 +221,19 @@ def follow(follower: Callable[[Settings], None]) -> None:
 
 
 def _file_of(section: SmddpConfig, source: str, zero_allgather_elements: int) -> _File:
-    given = {key: (value, source) for key, value in given_keys(section).items()}
+    given = {key: (value, source) for key, value in parsing.given_keys(section).items()}
     job = _jobs if dist.is_initialized() else _jobs + 1
     return _File(given, zero_allgather_elements, job)
 
 
 def _resolved(file: _File) -> Settings:
-    variables, process = parse_variables(os.environ)
+    variables, process = parsing.parse_variables(os.environ)
     given = {**file.given, **{key: (of, PREFIX + key.upper()) for key, of in variables.items()}}
     return Settings(
-        SmddpConfig(**nested({key: value for key, (value, _) in given.items()})),
+        SmddpConfig(**parsing.nested({key: value for key, (value, _) in given.items()})),
         {key: source for key, (_, source) in given.items()},
         process,
-        parse_debug(os.environ.get(DEBUG, "")),
+        parsing.parse_debug(os.environ.get(DEBUG, "")),
         file.zero_allgather_elements,
         _measured,
     )
@@ -261,8 +252,8 @@ def _warn_of_variables() -> None:
     for name in sorted(os.environ):
         if not name.startswith(PREFIX) or name in known:
             continue
-        if name in RETIRED_VARIABLES:
-            warn_once(name, f"smddp: {name} has no effect any more: {RETIRED_VARIABLES[name]}")
+        if instead := parsing.RETIRED_VARIABLES.get(name):
+            warn_once(name, f"smddp: {name} has no effect any more: {instead}")
             continue
         guess = nearest(name[len(PREFIX) :], [word[len(PREFIX) :].lower() for word in known])
         hint = f"; did you mean {PREFIX}{guess.upper()}?" if guess else ""

@@ -85,7 +85,9 @@ class Overlap:
 
         Waits first until the bucket before it has been reduced.
         """
-        self._finish_through(self._before.pop(dtype, None))
+        last = self._before.pop(dtype, None)
+        while last is not None and any(piece is last for piece in self._in_flight):
+            self._finish_first()
         self._started.pop(dtype, None)
         if dtype in self._latest:
             self._before[dtype] = self._latest.pop(dtype)
@@ -119,10 +121,6 @@ class Overlap:
         self._started.clear()
         self._before.clear()
         while self._in_flight:
-            self._finish_first()
-
-    def _finish_through(self, piece: _Piece | None) -> None:
-        while piece is not None and any(other is piece for other in self._in_flight):
             self._finish_first()
 
     @torch.no_grad()

@@ -7,7 +7,6 @@ back meanwhile, as they may end the process before the page is written.
 
 from __future__ import annotations
 
-import atexit
 import json
 import linecache
 import os
@@ -21,6 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 from itertools import islice
 from types import FrameType
@@ -44,6 +44,7 @@ VERSION = 1
 FORWARDED = " (forwarded)"
 # The same for operations on tensors of a GPU.
 ON_DEVICE = " (device)"
+_CALL = torch.nn.Module._call_impl.__code__
 _MOST_FRAMES = 60
 # How long connecting to the other ranks may take.
 _ASK_SECONDS = 2.0
@@ -143,17 +144,11 @@ def _frames(innermost: FrameType) -> list[dict[str, Any]]:
             "line": line or frame.f_code.co_firstlineno,
             "function": frame.f_code.co_name,
             "text": linecache.getline(frame.f_code.co_filename, line or 0).strip(),
-            "owner": _module_called(frame),
+            # The class of the model's module whose hooks and forward a frame of torch calls.
+            "owner": type(frame.f_locals.get("self")).__name__ if frame.f_code is _CALL else "",
         }
         for frame, line in [*islice(traceback.walk_stack(innermost), _MOST_FRAMES)][::-1]
     ]
-
-
-def _module_called(frame: FrameType) -> str:
-    """The class of the model's module whose hooks and forward a frame of torch calls."""
-    if frame.f_code is not torch.nn.Module._call_impl.__code__:
-        return ""
-    return type(frame.f_locals.get("self")).__name__
 
 
 def _network(states: list[dict[str, Any]]) -> dict[str, str | float]:
@@ -219,13 +214,7 @@ class Reporter(threading.Thread):
 
     def stop(self) -> None:
         """Ends the thread, in at most the time of one request to the store."""
-        global _reporter
-        if self._ended.is_set():
-            return
         self._ended.set()
-        atexit.unregister(self.stop)
-        if _reporter is self:
-            _reporter = None
         extension.core.hold_errors(timedelta(0))
         extension.core.ask_for_report("the process ends")
         if self is not threading.current_thread():
@@ -344,28 +333,20 @@ def _lost_ranks(*errors: str) -> dict[int, str]:
     return found
 
 
-_reporter: Reporter | None = None
-
-
-def start(store: Any, rank: int, ranks: int, name: str) -> Callable[[], None]:
+def start(ends: ExitStack, store: Any, rank: int, ranks: int, name: str) -> None:
     """A default group is made: its rank ``rank`` reports from now on, or not at all.
 
     ``name`` is that of this making of the group, the same on all its ranks. ``SMDDP_REPORT=0`` in
-    the environment means not at all. Returns what ends it; the next start and the end of the
-    process end it as well.
+    the environment means not at all. ``ends`` gets what ends it.
     """
-    global _reporter
-    if _reporter is not None:
-        _reporter.stop()
     if not settings.current().process.report:
-        return lambda: None
+        return
     try:
-        _reporter = Reporter(store, rank, ranks, name)
+        reporter = Reporter(store, rank, ranks, name)
     except (OSError, RuntimeError, AttributeError) as error:
         logger.warning("smddp: there will be no report if the job hangs: %s", error)
-        return lambda: None
+        return
     extension.core.report_at_signal(signal.SIGUSR2)
     extension.core.hold_errors(timedelta(seconds=2 * DUMP_SECONDS))
-    _reporter.start()
-    atexit.register(_reporter.stop)
-    return _reporter.stop
+    reporter.start()
+    ends.callback(reporter.stop)

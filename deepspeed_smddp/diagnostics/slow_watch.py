@@ -6,10 +6,9 @@ rank 0 compares, and writes a line to the log.
 
 from __future__ import annotations
 
-import atexit
 import threading
 import time
-from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -94,13 +93,7 @@ class Watcher(threading.Thread):
 
     def stop(self) -> None:
         """Ends the thread, at most after a request to the store."""
-        global _watcher
-        if self._ended.is_set():
-            return
         self._ended.set()
-        atexit.unregister(self.stop)
-        if _watcher is self:
-            _watcher = None
         if self is not threading.current_thread():
             self.join(timeout=_ANSWER.total_seconds())
 
@@ -130,25 +123,18 @@ class Watcher(threading.Thread):
             logger.warning("smddp: %s (see docs/my-job-hangs.md, slow but not hung)", slow.text)
 
 
-_watcher: Watcher | None = None
-
-
-def start(store: Any, rank: int, ranks: int) -> Callable[[], None]:
+def start(ends: ExitStack, store: Any, rank: int, ranks: int) -> None:
     """A default group is made; ``slow_seconds`` says how often its ranks are compared, 0: never.
 
-    Returns what ends it; the next start and the end of the process end it as well.
+    ``ends`` gets what ends the watch.
     """
-    global _watcher
-    if _watcher is not None:
-        _watcher.stop()
     interval = settings.current().section.slow_seconds
     if interval == 0 or ranks < 2:
-        return lambda: None
+        return
     try:
-        _watcher = Watcher(store, rank, ranks, interval)
+        watcher = Watcher(store, rank, ranks, interval)
     except (RuntimeError, AttributeError) as error:
         logger.info("smddp: slow ranks are not looked for: %s", error)
-        return lambda: None
-    _watcher.start()
-    atexit.register(_watcher.stop)
-    return _watcher.stop
+        return
+    watcher.start()
+    ends.callback(watcher.stop)

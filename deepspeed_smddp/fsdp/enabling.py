@@ -15,11 +15,6 @@ from torch.distributed.fsdp import FSDPModule
 
 from deepspeed_smddp.errors import OR_ALL, SmddpConfigError, no_divisor, warn_once
 from deepspeed_smddp.fsdp import shared_collectives
-from deepspeed_smddp.fsdp.shared_collectives import (
-    Reductions,
-    SharedAllGather,
-    SharedReduceScatter,
-)
 from deepspeed_smddp.upstream import source
 
 if TYPE_CHECKING:
@@ -103,12 +98,16 @@ def enable(model: _Model, *, forward_prefetch: int = 1) -> _Model:
         )
         return model
     on_cpu = all(p.device.type == "cpu" for p in model.parameters())
-    reductions = Reductions() if on_cpu and source.known("fsdp backward") else None
+    reductions = (
+        shared_collectives.Reductions() if on_cpu and source.known("fsdp backward") else None
+    )
     for module in sharded:
         groups = _parameter_groups(module)
         group = groups[0] if groups else None
-        module.set_custom_all_gather(SharedAllGather(group))
-        module.set_custom_reduce_scatter(SharedReduceScatter(group, reductions if group else None))
+        module.set_custom_all_gather(shared_collectives.SharedAllGather(group))
+        module.set_custom_reduce_scatter(
+            shared_collectives.SharedReduceScatter(group, reductions if group else None)
+        )
     if on_cpu:
         for i, module in enumerate(sharded):
             ahead = sharded[i + 1 : i + 1 + forward_prefetch]

@@ -5,17 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deepspeed_smddp.planning import PlanError
+from deepspeed_smddp.planning import PlanError, recommendation
 from deepspeed_smddp.planning.collective_time import RankGroup
 from deepspeed_smddp.planning.memory_use import MemoryUse, fits, memory_use
-from deepspeed_smddp.planning.recommendation import (
-    MOST_GPUS,
-    Change,
-    ds_config,
-    nearest_that_fits,
-    recommended,
-    single_changes,
-)
 from deepspeed_smddp.planning.step_time import StepTime, communication_origin, step_time
 from deepspeed_smddp.planning.training_job import Job
 
@@ -47,14 +39,6 @@ class Training:
     seconds: float
     gpu_hours: float
     price: float | None
-
-
-def training_of(job: Job, seconds: float, tokens: float) -> Training:
-    """What a training takes if each step takes ``seconds``; without restarts and evaluation."""
-    steps = max(1, round(tokens / job.tokens_per_step))
-    whole = steps * seconds
-    price = job.cluster.price * job.hosts * whole / 3600 if job.cluster.price else None
-    return Training(tokens, steps, whole, whole / 3600 * job.gpus, price)
 
 
 @dataclass(frozen=True)
@@ -105,8 +89,14 @@ class Planned:
         return max(parts, key=lambda name: parts[name])
 
     def training(self, tokens: float) -> Training | None:
-        """A training of so many tokens; None without a number of them."""
-        return training_of(self.job, self.step.total, tokens) if tokens else None
+        """A training of so many tokens, without restarts and evaluation; None without a number."""
+        if not tokens:
+            return None
+        job = self.job
+        steps = max(1, round(tokens / job.tokens_per_step))
+        whole = steps * self.step.total
+        price = job.cluster.price * job.hosts * whole / 3600 if job.cluster.price else None
+        return Training(tokens, steps, whole, whole / 3600 * job.gpus, price)
 
     def as_json(self, tokens: float) -> dict[str, Any]:
         """Numbers in bytes, seconds and TFLOPS."""
@@ -133,7 +123,7 @@ class Planned:
             "communication": communication_origin(job),
             "limit": self.limit,
             "training": asdict(training) if training else None,
-            "ds_config": ds_config(job),
+            "ds_config": recommendation.ds_config(job),
         }
 
 
@@ -142,7 +132,7 @@ def curve(job: Job) -> list[Planned]:
     points = []
     parts = job.scheme.tensor * job.scheme.pipeline
     gpus = max(job.cluster.gpus_per_host, parts)
-    while gpus <= MOST_GPUS:
+    while gpus <= recommendation.MOST_GPUS:
         for library in ("smddp", "nccl"):
             degree = job.scheme.degree if job.scheme.degree < gpus // parts else 0
             try:
@@ -164,7 +154,7 @@ class Answer:
     gpus: int
     asked: Planned | None
     best: Planned | None
-    changes: list[Change]
+    changes: list[recommendation.Change]
     curve: list[Planned]
     tokens: float  # of a training; 0: none was asked for
 
@@ -203,8 +193,8 @@ class Answer:
 def answer(job: Job, tokens: float, *, asked: bool) -> Answer:
     """Plans ``job``. ``asked``: it is the user's own configuration, not only a model and GPUs."""
     own = Planned.of(job) if asked else None
-    best = recommended(job) or nearest_that_fits(job)
+    best = recommendation.recommended(job) or recommendation.nearest_that_fits(job)
     planned = Planned.of(best) if best else None
     shown = own or planned
-    changes = single_changes(shown.job) if shown else []
+    changes = recommendation.single_changes(shown.job) if shown else []
     return Answer(job.gpus, own, planned, changes, curve(shown.job) if shown else [], tokens)

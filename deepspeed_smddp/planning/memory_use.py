@@ -83,7 +83,9 @@ def memory_use(job: Job, *, on_cpu: bool = False) -> MemoryUse:
             ahead = 2.0 * min(job.buckets.prefetch, own - live)
             buckets += ahead
     activations = _activations(job)
-    logits = _logits(job)
+    # The output of the last layer in 2 bytes, in fp32 for the loss, and its gradient.
+    tokens = shape.sequence * job.micro_batch
+    logits = tokens * shape.vocabulary * (2.0 + 4.0 + 2.0) / scheme.tensor
     step = 0.0
     if deepspeed and scheme.stage == 3 and not scheme.offload:
         # Flattened in 2 bytes, then in 4 (``_prepare_fp32_grad_for_sub_group``).
@@ -148,9 +150,3 @@ def _activations(job: Job) -> float:
         return layers * layer + scores + backward
     kept = 2 * inputs if scheme.offload else layers * inputs
     return kept + layer + scores + backward
-
-
-def _logits(job: Job) -> float:
-    """The output of the last layer in 2 bytes, in fp32 for the loss, and its gradient."""
-    tokens = job.shape.sequence * job.micro_batch
-    return tokens * job.shape.vocabulary * (2.0 + 4.0 + 2.0) / job.scheme.tensor

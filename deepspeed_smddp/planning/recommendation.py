@@ -132,6 +132,7 @@ def _settled(job: Job, samples: int, tensor: int, degree: int, micro: int) -> Jo
     ranks = job.gpus // parts
     if samples % (ranks * micro):
         return None
+    layer = -(-job.shape.layer_parameters // tensor)
     try:
         return job.having(
             stage=3,
@@ -139,16 +140,11 @@ def _settled(job: Job, samples: int, tensor: int, degree: int, micro: int) -> Jo
             degree=degree,
             micro_batch=micro,
             accumulation=samples // (ranks * micro),
-            buckets=layer_buckets(job, tensor),
+            # The next layer is gathered while one computes.
+            buckets=Buckets(prefetch=layer, reduce=layer, max_live=3 * layer),
         )
     except PlanError:
         return None
-
-
-def layer_buckets(job: Job, tensor: int) -> Buckets:
-    """Buckets of one layer: the next one is gathered while one computes."""
-    layer = -(-job.shape.layer_parameters // tensor)
-    return Buckets(prefetch=layer, reduce=layer, max_live=3 * layer)
 
 
 def _complexity(job: Job) -> tuple[int, int, int, int, int]:

@@ -229,8 +229,9 @@ def gpu_time(job: Job, c: Values) -> GpuTime:
     )
     if job.recomputation == "full":
         backward += forward
-    elif job.recomputation == "selective":
-        backward += _selective(job, c, gemm, attention, elementwise)
+    elif job.recomputation == "selective":  # torchtitan: every second product
+        megatron = job.software.framework == "megatron"
+        backward += attention if megatron else c["recompute.selective"] * gemm + elementwise
     launch = c["launch.compiled"] if job.software.compiled else c["launch.eager"]
     outside = _outside(job, c)
     return GpuTime(
@@ -286,13 +287,6 @@ def _kernels(job: Job) -> str:
     if job.software.compiled:
         return "compiled" if job.software.framework == "fsdp2" else "fused"
     return "gated" if job.shape.gated else "eager"
-
-
-def _selective(job: Job, c: Values, gemm: float, attention: float, elementwise: float) -> float:
-    """Megatron computes attention again; torchtitan every second product and elementwise work."""
-    if job.software.framework == "megatron":
-        return attention
-    return c["recompute.selective"] * gemm + elementwise
 
 
 def _outside(job: Job, c: Values) -> float:

@@ -7,24 +7,11 @@ from typing import Any
 
 from deepspeed_smddp.config.parsing import SECTION
 from deepspeed_smddp.errors import SmddpConfigError
-from deepspeed_smddp.tuning.choice import (
-    LARGEST_PERSISTENT,
-    LARGEST_PREFETCH,
-    LARGEST_REDUCE,
-    SMDDP_KEYS,
-    ZERO_KEYS,
-    Choice,
-)
+from deepspeed_smddp.tuning.choice import SMDDP_KEYS, ZERO_DEFAULTS, ZERO_KEYS, Choice
 
 _ZERO = "zero_optimization"
 
-# DeepSpeed's own (deepspeed/runtime/zero/config.py), in elements; smddp's key for no bound.
-_DEFAULTS = {
-    "stage3_prefetch_bucket_size": LARGEST_PREFETCH,
-    "stage3_param_persistence_threshold": LARGEST_PERSISTENT,
-    "reduce_bucket_size": LARGEST_REDUCE,
-}
-_NO_BOUND = 1 << 50
+_NO_BOUND = 1 << 50  # of smddp's keys
 
 
 def open_keys(config: Mapping[str, Any]) -> list[str]:
@@ -47,7 +34,7 @@ def stated(config: Mapping[str, Any]) -> Choice:
     """
     found: dict[str, Any] = {}
     for key, value in _held(config).items():
-        size = _DEFAULTS.get(key, 0) if value == "auto" else value
+        size = ZERO_DEFAULTS.get(key, 0) if value == "auto" else value
         if isinstance(size, bool) or not isinstance(size, (int, float)) or size < 0:
             raise SmddpConfigError(
                 f'"{key}" in the DeepSpeed config is {value!r}; it may hold "auto" or a number of '

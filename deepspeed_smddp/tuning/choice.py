@@ -35,10 +35,14 @@ SMALLEST_BUCKET = 64 << 10  # bytes
 # and 722 ms with 64 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB, and 631, 634, 608, 566 and 581 ms of a
 # rank's processor.
 LARGEST_PIECE = 4 << 20
-# DeepSpeed's own defaults (elements) are the upper bounds of the choice.
-LARGEST_PREFETCH = 50_000_000
-LARGEST_REDUCE = 500_000_000
-LARGEST_PERSISTENT = 100_000
+# DeepSpeed's own (runtime/zero/config.py), in elements, are the upper bounds of the choice.
+ZERO_DEFAULTS = {
+    "stage3_prefetch_bucket_size": 50_000_000,
+    "stage3_param_persistence_threshold": 100_000,
+    "reduce_bucket_size": 500_000_000,
+}
+ZERO_KEYS = tuple(ZERO_DEFAULTS)
+SMDDP_KEYS = ("allgather_bucket_size", "reduce_scatter_bucket_size")
 
 # Bounds of what a stored model may hold. The start-up measures one of its sizes again: a size that
 # no run has measured would take the job's memory.
@@ -102,14 +106,6 @@ class Choice:
     why: Mapping[str, str] = field(default_factory=dict)
 
 
-SMDDP_KEYS = ("allgather_bucket_size", "reduce_scatter_bucket_size")
-ZERO_KEYS = (
-    "stage3_prefetch_bucket_size",
-    "stage3_param_persistence_threshold",
-    "reduce_bucket_size",
-)
-
-
 def choose(network: NetworkModel, element_size: int = 2, on_gpu: bool = False) -> Choice:
     """The sizes for this network and parameters of ``element_size`` bytes per element.
 
@@ -139,21 +135,23 @@ def choose(network: NetworkModel, element_size: int = 2, on_gpu: bool = False) -
             f"{_rate(best_reduce)}",
         ),
         "stage3_prefetch_bucket_size": (
-            min(LARGEST_PREFETCH, ahead // element_size),
+            ahead // element_size,
             f"{AHEAD_PIECES} pieces of {size_text(bucket)}, and at least "
             f"{AHEAD_SECONDS * 1e3:.0f} ms at {_rate(best_gather)}",
         ),
         "stage3_param_persistence_threshold": (
-            min(LARGEST_PERSISTENT, half // element_size),
+            half // element_size,
             f"a start-up takes {latency * 1e6:.0f} us, in which {size_text(half)} travel",
         ),
         "reduce_bucket_size": (
-            min(LARGEST_REDUCE, AHEAD_PIECES * reduce.size // element_size),
+            AHEAD_PIECES * reduce.size // element_size,
             f"{AHEAD_PIECES} times {size_text(reduce.size)}, a ReduceScatter at {NEARLY:.0%} or "
             f"more of {_rate(best_reduce)}",
         ),
     }
-    sizes: dict[str, Any] = {key: size for key, (size, _) in found.items()}
+    sizes: dict[str, Any] = {
+        key: min(size, ZERO_DEFAULTS.get(key, size)) for key, (size, _) in found.items()
+    }
     return Choice(**sizes, why={key: reason for key, (_, reason) in found.items()})
 
 

@@ -97,10 +97,7 @@ def buffers(size: int, group: Any, device: torch.device) -> tuple[torch.Tensor, 
 
 
 def within(
-    budget: float,
-    sizes: Sequence[int],
-    point: Callable[[int], tuple[int, list[float]]],
-    group: Any,
+    budget: float, sizes: Sequence[int], point: Callable[[int], tuple[int, list[float]]], group: Any
 ) -> list[tuple[int, list[float]]]:
     """Points of as many sizes as fit the budget (seconds), the two smallest always; collective."""
     found: list[tuple[int, list[float]]] = []

@@ -108,7 +108,6 @@ def run(path: Path, asked: Asked) -> Tuned:
     Raises:
         SmddpConfigError: the config can't be read, is not of ZeRO-3, has a wrong "smddp" section,
             or the process is not one of several ranks.
-        LauncherError: the launcher does not say where rank 0 is.
         ImportError: the extension is missing or was built for another torch; or real steps are
             asked for, and there is no DeepSpeed.
     """
@@ -158,7 +157,6 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _check_ranks() -> None:
-    launchers.apply()
     if not launchers.has_all_variables():
         raise SmddpConfigError(
             "smddp tune measures the network between a job's ranks: start it with the job's "

@@ -78,12 +78,13 @@ def refusal(feature: str) -> str | None:
     that were read together.
     """
     support = versions.SUPPORT[feature]
+    this = versions.installed(support.library)
     if support.minors is not None:
         oldest, newest = support.minors
-        if oldest <= versions.order(versions.version(feature) or "")[:2] <= newest:
+        if oldest <= versions.order(versions.version(support.library) or "")[:2] <= newest:
             return None
         known = " to ".join(f"{major}.{minor}" for major, minor in support.minors)
-        return f"it works with {support.library} {known}, and this is {versions.installed(feature)}"
+        return f"it works with {support.library} {known}, and this is {this}"
     known = " to ".join(dict.fromkeys(support.read or ()))
     together: frozenset[str] | None = None
     for place, read in READ[feature].items():
@@ -94,13 +95,13 @@ def refusal(feature: str) -> str | None:
         except LookupError:
             found = MISSING
         except (ImportError, OSError, SyntaxError):
-            return f"the source of {module} of {versions.installed(feature)} can't be read"
+            return f"the source of {module} of {this} can't be read"
         releases = read.get(found, frozenset())
         together = releases if together is None else together & releases
         if not together and found == MISSING:
-            return f"{versions.installed(feature)} has no {function}"
+            return f"{this} has no {function}"
         if not together:
-            return f"{function} of {versions.installed(feature)} is not that of {known}"
+            return f"{function} of {this} is not that of {known}"
     return None
 
 

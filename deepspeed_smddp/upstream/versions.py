@@ -17,7 +17,6 @@ class Support:
     """The versions of one library that a feature supports, by one of two rules.
 
     Args:
-        library: its name in sentences; in lower case the name of its module.
         minors: the oldest and the newest (major, minor) version, both supported.
         read: the oldest and the newest release whose functions were read, like all releases
             between them. A version is supported if the sources of these functions have the digests
@@ -25,13 +24,14 @@ class Support:
         places: these functions and classes, as module:name, or whole modules, as module: alone;
             one may be missing in some versions.
         otherwise: what happens with a version that has others.
+        library: its name in sentences; in lower case the name of its module.
     """
 
-    library: str
     minors: tuple[tuple[int, int], tuple[int, int]] | None = None
     read: tuple[str, str] | None = None
     places: tuple[str, ...] = ()
     otherwise: str = ""
+    library: str = "DeepSpeed"
 
 
 _PARAMETERS = "deepspeed.runtime.zero.partition_parameters"
@@ -45,10 +45,9 @@ _SINCE_16 = ("0.16.0", "0.19.8")
 
 SUPPORT: dict[str, Support] = {
     # Wraps public functions, and checks their signatures as well.
-    "comm_backend": Support("DeepSpeed", minors=((0, 14), (0, 19))),
+    "comm_backend": Support(minors=((0, 14), (0, 19))),
     # Rest on stage 3, the engine and the process groups in many places.
     "sharded_data_parallel_degree": Support(
-        "DeepSpeed",
         read=("0.19.8", "0.19.8"),
         places=(
             "deepspeed.runtime.engine:",
@@ -59,7 +58,6 @@ SUPPORT: dict[str, Support] = {
         ),
     ),
     "tensor_parallel_degree": Support(
-        "DeepSpeed",
         read=("0.19.8", "0.19.8"),
         places=(
             "deepspeed:",
@@ -71,7 +69,6 @@ SUPPORT: dict[str, Support] = {
     ),
     # Replace single functions, or call them.
     "gather": Support(
-        "DeepSpeed",
         read=_SINCE_16,
         places=(
             f"{_PARAMETERS}:free_param",
@@ -87,7 +84,6 @@ SUPPORT: dict[str, Support] = {
         otherwise="ZeRO-3 gathers parameters the way DeepSpeed does, with copies",
     ),
     "reduce": Support(
-        "DeepSpeed",
         read=_SINCE_16,
         places=(
             _REDUCE_SCATTER,
@@ -98,7 +94,6 @@ SUPPORT: dict[str, Support] = {
         otherwise="ZeRO-3 reduces gradients the way DeepSpeed does, with copies",
     ),
     "overlap": Support(
-        "DeepSpeed",
         read=("0.17.3", "0.19.8"),  # before, one bucket whose counter of elements is not reset
         places=(
             _REDUCE_SCATTER,
@@ -114,13 +109,11 @@ SUPPORT: dict[str, Support] = {
         otherwise="ZeRO-3 waits for each bucket of gradients on the CPU, as DeepSpeed does",
     ),
     "bucket sizes": Support(
-        "DeepSpeed",
         read=_SINCE_16,
         places=("deepspeed.runtime.zero.config:get_zero_config",),
         otherwise='sizes that "zero_optimization" leaves open stay at DeepSpeed\'s defaults',
     ),
     "comms log": Support(
-        "DeepSpeed",
         read=_SINCE_16,
         places=(
             "deepspeed.utils.comms_logging:calc_bw_log",
@@ -131,7 +124,6 @@ SUPPORT: dict[str, Support] = {
         otherwise="with comms_logger, ZeRO-3 gathers and reduces the way DeepSpeed does",
     ),
     "monitor": Support(
-        "DeepSpeed",
         read=_SINCE_16,
         places=(
             "deepspeed.monitor.monitor:MonitorMaster",
@@ -141,7 +133,6 @@ SUPPORT: dict[str, Support] = {
         otherwise="DeepSpeed's monitor gets no counters of smddp",
     ),
     "fsdp backward": Support(
-        "torch",
         read=("2.11.0", "2.15.0"),
         places=(
             f"{_FSDP}._fsdp_collectives:foreach_reduce",
@@ -149,9 +140,10 @@ SUPPORT: dict[str, Support] = {
             f"{_FSDP}._fsdp_state:FSDPState._root_post_backward_final_callback",
         ),
         otherwise="FSDP2 waits for each reduction on the CPU",
+        library="torch",
     ),
     # Wraps a public function, and checks its signature.
-    "split_group": Support("torch", minors=((2, 11), (2, 15))),
+    "split_group": Support(minors=((2, 11), (2, 15)), library="torch"),
 }
 
 
@@ -160,19 +152,16 @@ def order(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
-def version(feature: str) -> str | None:
-    """The version of the library that a feature rests on; None if it is not known."""
-    library = SUPPORT[feature].library.lower()
-    found = getattr(sys.modules.get(library), "__version__", None)
-    if found is None:
-        try:
-            return metadata.version(library)
-        except metadata.PackageNotFoundError:  # a source tree, or not installed
-            return None
-    return str(found)
+def version(library: str) -> str | None:
+    """The version of a library; None if it is not known."""
+    found = getattr(sys.modules.get(library.lower()), "__version__", None)
+    try:
+        return str(found or metadata.version(library.lower()))
+    except metadata.PackageNotFoundError:  # a source tree, or not installed
+        return None
 
 
-def installed(feature: str) -> str:
-    """The name and version of the library that a feature rests on."""
-    library, number = SUPPORT[feature].library, version(feature)
+def installed(library: str) -> str:
+    """The name and version of a library."""
+    number = version(library)
     return f"this {library}" if number is None else f"{library} {number}"

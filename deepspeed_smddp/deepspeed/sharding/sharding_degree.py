@@ -79,7 +79,10 @@ def choose_group(call: Call) -> None:
         _check_version()
         sharding = Sharding.within(world)
         if sharding is not None:
-            _reach_replicas()
+            from deepspeed.runtime.zero import partition_parameters
+
+            if not isinstance(partition_parameters.dist, ReplicaBroadcast):
+                partition_parameters.dist = ReplicaBroadcast(partition_parameters.dist)
             call.change(**{name: sharding.shard_group})
 
 
@@ -199,10 +202,3 @@ class ReplicaBroadcast:
         if sharding is not None:
             return dist.get_process_group_ranks(sharding.world)[group_rank]
         return int(self._comm.get_global_rank(group, group_rank))
-
-
-def _reach_replicas() -> None:
-    from deepspeed.runtime.zero import partition_parameters
-
-    if not isinstance(partition_parameters.dist, ReplicaBroadcast):
-        partition_parameters.dist = ReplicaBroadcast(partition_parameters.dist)

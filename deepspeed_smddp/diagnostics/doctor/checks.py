@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from deepspeed_smddp.deepspeed import comm_backend
 from deepspeed_smddp.diagnostics.doctor.facts import Finding, Verdict, limited
 from deepspeed_smddp.distributed import extension
 from deepspeed_smddp.errors import SmddpConfigError
+from deepspeed_smddp.process_identity import here
 from deepspeed_smddp.upstream import source, versions
 
 # csrc/joining/job_secret.h has the same.
@@ -142,15 +142,10 @@ def _deepspeeds_timeout(applies: bool) -> Iterator[SettingRow]:
 
 def host_identity() -> str:
     """The text that ranks compare to know if they share memory (csrc/topology/topology.cc)."""
-    given = os.environ.get(PREFIX + "HOST_ID", "")
-    if given:
-        return given
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        namespace = os.readlink("/proc/self/ns/pid")
+        return os.environ.get(PREFIX + "HOST_ID") or f"{socket.gethostname()}/{here()}"
     except OSError:
-        boot = namespace = ""
-    return f"{socket.gethostname()}/{boot}/{namespace}"
+        return f"{socket.gethostname()}//"
 
 
 def _fabric() -> Iterator[Finding]:
@@ -292,13 +287,13 @@ def _gpu_way(kernels: bool) -> Finding:
 
 def version_findings() -> Iterator[Finding]:
     """Whether these versions were run, which features apply, and why each other does not."""
-    deepspeed, torch = installed("DeepSpeed"), installed("torch")
+    deepspeed, torch = versions.version("DeepSpeed"), versions.version("torch")
     if deepspeed is not None and torch is not None:
         yield Finding("trained with", trained(deepspeed, torch, sys.version_info[:2]))
     applying, refused = [], []
     for feature, name in _NAMES.items():
         library = versions.SUPPORT[feature].library
-        if installed(library) is None:
+        if versions.version(library) is None:
             continue
         reason = source.refusal(feature)
         if reason is None:
@@ -329,11 +324,3 @@ def trained(deepspeed: str, torch: str, python: tuple[int, int]) -> str:
     if unknown:
         return f"not {' and '.join(unknown)}; docs/versions.md lists what was"
     return f"each of {', '.join(names)}, but not all together; docs/versions.md lists what was"
-
-
-def installed(library: str) -> str | None:
-    """The version of a library, or None."""
-    try:
-        return metadata.version(library.lower())
-    except metadata.PackageNotFoundError:
-        return None

@@ -18,13 +18,7 @@ from rich.text import Text
 
 from deepspeed_smddp.config import settings
 from deepspeed_smddp.diagnostics import output_files
-from deepspeed_smddp.diagnostics.doctor import (
-    checks,
-    config_check,
-    facts,
-    measurements,
-    rank_facts,
-)
+from deepspeed_smddp.diagnostics.doctor import checks, config_check, facts, measurements, rank_facts
 from deepspeed_smddp.diagnostics.doctor.facts import Deviation, Finding, RankFacts, Verdict
 from deepspeed_smddp.diagnostics.doctor.measurements import Measured
 from deepspeed_smddp.diagnostics.doctor.rendezvous import Rendezvous, is_one_of_several, join
@@ -130,11 +124,7 @@ def page_of_process(findings: list[Finding], rows: list[checks.SettingRow]) -> R
 
 
 def _of_job(
-    rendezvous: Rendezvous,
-    ds_config: Path | None,
-    seconds: float,
-    json: Path | None,
-    measure: bool,
+    rendezvous: Rendezvous, ds_config: Path | None, seconds: float, json: Path | None, measure: bool
 ) -> int:
     """The exit status, the same on all ranks.
 

@@ -22,13 +22,8 @@ import torch
 from deepspeed_smddp.config import settings
 from deepspeed_smddp.config.schema import DEBUG
 from deepspeed_smddp.config.units import rate_text
-from deepspeed_smddp.diagnostics.doctor.facts import (
-    Deviation,
-    RankFacts,
-    Verdict,
-    of_its_host,
-    of_ranks,
-)
+from deepspeed_smddp.diagnostics.doctor import facts
+from deepspeed_smddp.diagnostics.doctor.facts import Deviation, RankFacts, Verdict
 from deepspeed_smddp.diagnostics.doctor.rendezvous import Rendezvous
 from deepspeed_smddp.distributed import extension
 
@@ -282,10 +277,10 @@ def _blocked(found: Sequence[Link], ranks: Sequence[RankFacts]) -> Iterator[Devi
         if len(own) > 1 and all(link.state == BLOCKED for link in own)
     }
     for rank in sorted(dead):
-        members = of_its_host(rank, ranks)
+        members = facts.of_its_host(rank, ranks)
         others = ", ".join(_other(link, rank) for link in tried[rank])
         text = f"no data passes between it and {others}: {tried[rank][0].why}"
-        yield of_ranks("blocked host", members, ranks, text, Verdict.FAILED)
+        yield facts.of_ranks("blocked host", members, ranks, text, Verdict.FAILED)
     for link in found:
         if link.state == BLOCKED and not dead & set(link.ranks):
             text = f"{_named(link)}: no data passes: {link.why}"
@@ -299,12 +294,12 @@ def _slow_hosts(found: Sequence[Link], ranks: Sequence[RankFacts]) -> Iterator[D
     median = statistics.median(best.values())
     for rank, rate in sorted(best.items()):
         if rate < SLOW * median:
-            members = of_its_host(rank, ranks)
+            members = facts.of_its_host(rank, ranks)
             text = (
                 f"{rate_text(rate)} each way with the best of the other hosts; the median of all "
             )
             text += f"hosts is {rate_text(median)}"
-            yield of_ranks("slow host", members, ranks, text)
+            yield facts.of_ranks("slow host", members, ranks, text)
 
 
 def _slow_links(found: Sequence[Link]) -> Iterator[Deviation]:

@@ -11,14 +11,8 @@ from dataclasses import dataclass, field
 
 from deepspeed_smddp.config import settings
 from deepspeed_smddp.config.units import rate_text
-from deepspeed_smddp.diagnostics.doctor import links
-from deepspeed_smddp.diagnostics.doctor.facts import (
-    Deviation,
-    RankFacts,
-    Verdict,
-    of_its_host,
-    of_ranks,
-)
+from deepspeed_smddp.diagnostics.doctor import facts, links
+from deepspeed_smddp.diagnostics.doctor.facts import Deviation, RankFacts
 from deepspeed_smddp.diagnostics.doctor.rendezvous import Rendezvous
 from deepspeed_smddp.diagnostics.rank_ports import Clock, measure
 from deepspeed_smddp.distributed import extension
@@ -83,7 +77,10 @@ class Measured:
         """What is slow, blocked or far off, and ranks that did not finish."""
         text = f"did not finish the measurement within {SECONDS:.0f} s: see its process's output"
         return [
-            *(of_ranks("ranks", [r], ranks, text, Verdict.FAILED) for r in self.missing),
+            *(
+                facts.of_ranks("ranks", [r], ranks, text, facts.Verdict.FAILED)
+                for r in self.missing
+            ),
             *links.judge(self.links, ranks),
             *judge_cores(self.cores, ranks),
             *judge_clocks(self.clocks, ranks),
@@ -209,7 +206,7 @@ def judge_cores(cores: Mapping[int, Core], ranks: Sequence[RankFacts]) -> Iterat
             f"the same work takes {core.seconds * 1e3:.1f} ms, the median of all ranks is "
             f"{median * 1e3:.1f} ms; {cause}"
         )
-        yield of_ranks("slow rank", [rank], ranks, text)
+        yield facts.of_ranks("slow rank", [rank], ranks, text)
 
 
 def judge_clocks(clocks: Mapping[int, Clock], ranks: Sequence[RankFacts]) -> Iterator[Deviation]:
@@ -223,4 +220,4 @@ def judge_clocks(clocks: Mapping[int, Clock], ranks: Sequence[RankFacts]) -> Ite
             f"{clock.uncertainty * 1e3:.2g} ms), so that times in logs of these hosts do not "
             "match: run chrony or another NTP client on all hosts"
         )
-        yield of_ranks("clock", of_its_host(rank, ranks), ranks, text)
+        yield facts.of_ranks("clock", facts.of_its_host(rank, ranks), ranks, text)

@@ -19,6 +19,7 @@ from deepspeed_smddp.diagnostics.doctor import checks, config_check, machine
 from deepspeed_smddp.diagnostics.doctor.facts import Fact, Finding, RankFacts, Verdict, limited
 from deepspeed_smddp.distributed import extension, launchers
 from deepspeed_smddp.errors import SmddpConfigError
+from deepspeed_smddp.upstream import versions
 
 # Variables of other libraries that change how ranks communicate or compute.
 _FOREIGN = ("FI_", "NCCL_", "TORCH_NCCL_", "GLOO_", "UCX_", "OMP_", "KMP_", "DS_", "PYTORCH_")
@@ -40,8 +41,8 @@ def software_facts() -> Iterator[Fact]:
     yield Fact("built for torch", extension.built_for_torch() or _NONE, if_different=failed)
     yield Fact("torch", str(torch.__version__), if_different=failed)
     yield Fact("torch build", _torch_build())
-    yield Fact("DeepSpeed", checks.installed("deepspeed") or "not installed", if_different=failed)
-    yield Fact("transformers", checks.installed("transformers") or "not installed")
+    yield Fact("DeepSpeed", versions.version("DeepSpeed") or "not installed", if_different=failed)
+    yield Fact("transformers", versions.version("transformers") or "not installed")
     yield Fact("Python", platform.python_version())
     yield Fact("kernel", f"{platform.system()} {platform.release()} {platform.machine()}")
     yield Fact("C library", " ".join(platform.libc_ver()))

@@ -12,7 +12,7 @@ from deepspeed_smddp.diagnostics.report import LINK, slowness
 from deepspeed_smddp.diagnostics.report.causes import causes, missing_bytes
 from deepspeed_smddp.diagnostics.report.differences import job_differences
 from deepspeed_smddp.diagnostics.report.dump import Connection, Dump, Operation
-from deepspeed_smddp.diagnostics.report.job import Cause, Job, Weight
+from deepspeed_smddp.diagnostics.report.job import Job, Weight
 from deepspeed_smddp.diagnostics.report.wording import (
     count,
     cut,
@@ -79,7 +79,8 @@ def page(
         ),
         _section("Lines of the program:", _program(job, suspects), 8),
     ]
-    tail = _advice(found)
+    advice = next((c.remedy for c in found if c.remedy and c.weight < Weight.NOTE), "")
+    tail = ["", *_wrapped(f"What to do: {advice}.", "  ", 3)] if advice else []
     _fit(sections, LINES - 1 - len(head) - len(tail))
     body = [line for section in sections for line in section.lines()]
     text = "\n".join(cut_line(line) for line in [*head, *body, *tail]) + "\n"
@@ -145,11 +146,6 @@ def _clock(time: float) -> str:
         return datetime.fromtimestamp(time, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, OSError, ValueError):
         return "at an unknown time"
-
-
-def _advice(found: list[Cause]) -> list[str]:
-    advice = next((c.remedy for c in found if c.remedy and c.weight < Weight.NOTE), "")
-    return ["", *_wrapped(f"What to do: {advice}.", "  ", 3)] if advice else []
 
 
 def _table(job: Job, suspects: set[int]) -> Section:

@@ -147,11 +147,7 @@ _FUNCTIONS = tuple(
             None,
         ),
         (r"torch\.utils\.data\.dataloader\.", Doing.DATA, "a DataLoader's next batch"),
-        (
-            r"subprocess\.",
-            Doing.SUBPROCESS,
-            "subprocess.{function} (a child process runs)",
-        ),
+        (r"subprocess\.", Doing.SUBPROCESS, "subprocess.{function} (a child process runs)"),
         (
             r"deepspeed\..*save_checkpoint",
             Doing.CHECKPOINT,

@@ -186,7 +186,7 @@ class Partitioned:
         import deepspeed
 
         read: Mapping[str, Any] = ds_configs.read(config) or {}
-        stage = (read.get("zero_optimization") or {}).get("stage", 0)
+        stage = ds_configs.at(read, "zero_optimization.stage") or 0
         if stage != 3:
             raise SmddpConfigError(
                 'delayed initialisation by a DeepSpeed config needs "zero_optimization.stage": 3, '
@@ -194,10 +194,9 @@ class Partitioned:
             )
         self._init: Any = deepspeed.zero.Init
         self._config = config
-        self._type: torch.dtype | None = None
-        for key, kind in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
-            if (read.get(key) or {}).get("enabled"):
-                self._type = kind
+        types = {"fp16": torch.float16, "bf16": torch.bfloat16}
+        enabled = (kind for key, kind in types.items() if ds_configs.at(read, f"{key}.enabled"))
+        self._type: torch.dtype | None = next(enabled, None)
         self._waiting = nn.ParameterList()
         self._bytes = 0
 

@@ -12,17 +12,8 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.hooks import RemovableHandle
 
+from deepspeed_smddp.models.offload import window
 from deepspeed_smddp.models.offload.host_memory import Copies, HostMemory
-from deepspeed_smddp.models.offload.window import (
-    Activation,
-    Forward,
-    Identity,
-    Layer,
-    Means,
-    Saved,
-    Statistics,
-    identity_of,
-)
 
 _MARK = "_smddp_activation_offload"
 
@@ -102,21 +93,21 @@ class Offload:
     ) -> None:
         self.horizon = horizon
         self.layers = layers
-        self.statistics = Statistics()
+        self.statistics = window.Statistics()
         self._host = host
         self._module = module
         self._min_bytes = min_bytes
-        self._means = Means(horizon, host, cache(Copies), self.statistics)
+        self._means = window.Means(horizon, host, cache(Copies), self.statistics)
         self._expected = len(layers)
-        self._forward: Forward | None = None
+        self._forward: window.Forward | None = None
         self._scope: saved_tensors_hooks | None = None
         self._calls = 0  # of the module, nested in one another
         self._inside: list[nn.Module] = []  # layers being computed, nested in one another
-        self._layer: Layer | None = None  # the latest layer
-        self._buffers: set[Identity] = set()
-        self._inputs: set[Identity] = set()  # of the latest layer
+        self._layer: window.Layer | None = None  # the latest layer
+        self._buffers: set[window.Identity] = set()
+        self._inputs: set[window.Identity] = set()  # of the latest layer
         # Tensors saved since that layer ended; one of them may be the input of the next layer.
-        self._between: dict[tuple[Identity, int], weakref.ref[Saved]] = {}
+        self._between: dict[tuple[window.Identity, int], weakref.ref[window.Saved]] = {}
         self._handles: list[RemovableHandle] = [
             module.register_forward_pre_hook(self._begin, prepend=True),
             module.register_forward_hook(self._end, always_call=True),
@@ -158,8 +149,8 @@ class Offload:
         self._calls += 1
         if self._calls > 1 or not torch.is_grad_enabled():
             return
-        self._forward = Forward(self._means, self._expected)
-        self._buffers = {identity_of(b) for b in module.buffers()}
+        self._forward = window.Forward(self._means, self._expected)
+        self._buffers = {window.identity_of(b) for b in module.buffers()}
         self._scope = saved_tensors_hooks(self._pack, _unpack)
         self._scope.__enter__()
         self.statistics.passes += 1
@@ -188,7 +179,7 @@ class Offload:
             return
         self._layer = self._forward.begin_layer()
         tensors = [value for value in (*args, *kwargs.values()) if _movable(value)]
-        self._inputs = {identity_of(tensor) for tensor in tensors}
+        self._inputs = {window.identity_of(tensor) for tensor in tensors}
         # checkpoint(layer, x) saved x before it called the layer.
         for key, reference in self._between.items():
             saved = reference()
@@ -200,18 +191,20 @@ class Offload:
         if self._inside and self._inside[-1] is layer:
             self._inside.pop()
 
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor | Saved:
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor | window.Saved:
         # The result of a collective in flight (AsyncCollectiveTensor) is replaced by its tensor.
         wait = getattr(tensor, "trigger_wait", None)
         tensor = tensor if wait is None else wait()
         if not self._moves(tensor):
             # A tensor with a gradient function would keep itself alive.
             return tensor if tensor.is_leaf else tensor.detach()
-        storage = identity_of(tensor)
+        storage = window.identity_of(tensor)
         # Reentrant checkpointing saves a layer's input after the layer has ended.
         if self._layer is not None and (self._inside or storage in self._inputs):
             return self._layer.save(tensor)
-        saved = Saved(tensor, Activation(tensor.untyped_storage(), tensor._version, self._means))
+        saved = window.Saved(
+            tensor, window.Activation(tensor.untyped_storage(), tensor._version, self._means)
+        )
         self._between.setdefault((storage, tensor._version), weakref.ref(saved))
         return saved
 
@@ -221,7 +214,7 @@ class Offload:
         base = tensor._base if tensor._base is not None else tensor
         if isinstance(base, (nn.Parameter, nn.Buffer)):
             return False
-        return identity_of(tensor) not in self._buffers
+        return window.identity_of(tensor) not in self._buffers
 
 
 def _movable(value: Any) -> bool:
@@ -233,5 +226,5 @@ def _movable(value: Any) -> bool:
     )
 
 
-def _unpack(packed: torch.Tensor | Saved) -> torch.Tensor:
-    return packed.restore() if isinstance(packed, Saved) else packed
+def _unpack(packed: torch.Tensor | window.Saved) -> torch.Tensor:
+    return packed.restore() if isinstance(packed, window.Saved) else packed

@@ -1,4 +1,4 @@
-# ruff: noqa: F401
+# ruff: noqa: F401, F403
 """``import smdistributed.modelparallel.torch as smp``; served by deepspeed-smddp.
 
 DeepSpeed trains the model: ZeRO-3 within ``sharded_data_parallel_degree`` ranks. See
@@ -8,40 +8,7 @@ DeepSpeed trains the model: ZeRO-3 within ``sharded_data_parallel_degree`` ranks
 from deepspeed_smddp.compat import refusing
 from deepspeed_smddp.compat import training as model
 from deepspeed_smddp.compat.checkpoints import load, resume_from_checkpoint, save, save_checkpoint
-from deepspeed_smddp.compat.modelparallel import (
-    CommGroup,
-    StepOutput,
-    allgather,
-    barrier,
-    broadcast,
-    dp_barrier,
-    dp_rank,
-    dp_size,
-    get_dp_group,
-    get_dp_process_group,
-    get_mp_group,
-    get_pp_group,
-    get_rdp_group,
-    get_rdp_process_group,
-    get_tp_group,
-    get_world_process_group,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    mp_rank,
-    mp_size,
-    pp_rank,
-    pp_size,
-    rank,
-    rdp_rank,
-    rdp_size,
-    size,
-    state,
-    step,
-    tp_rank,
-    tp_size,
-)
+from deepspeed_smddp.compat.modelparallel import *
 from deepspeed_smddp.compat.training import (
     DistributedModel,
     DistributedOptimizer,
