@@ -16,35 +16,18 @@ import smddp_autoload as _autoload
 from deepspeed_smddp.version import __version__
 
 if TYPE_CHECKING:
-    from deepspeed_smddp import fsdp
-    from deepspeed_smddp.config.schema import SmddpConfig
-    from deepspeed_smddp.config.settings import configure
-    from deepspeed_smddp.distributed import memory
-    from deepspeed_smddp.distributed.backend import (
-        fallback_ledger,
-        peer_statistics,
-        reset_statistics,
-        statistics,
-    )
-    from deepspeed_smddp.errors import SmddpConfigError
-    from deepspeed_smddp.models.delayed_init import delayed_init, materialize
-    from deepspeed_smddp.models.offload import offload_activations
-
-__all__ = [
-    "SmddpConfig",
-    "SmddpConfigError",
-    "__version__",
-    "configure",
-    "delayed_init",
-    "fallback_ledger",
-    "fsdp",
-    "materialize",
-    "memory",
-    "offload_activations",
-    "peer_statistics",
-    "reset_statistics",
-    "statistics",
-]
+    from deepspeed_smddp import fsdp as fsdp
+    from deepspeed_smddp.config.schema import SmddpConfig as SmddpConfig
+    from deepspeed_smddp.config.settings import configure as configure
+    from deepspeed_smddp.distributed import memory as memory
+    from deepspeed_smddp.distributed.backend import fallback_ledger as fallback_ledger
+    from deepspeed_smddp.distributed.backend import peer_statistics as peer_statistics
+    from deepspeed_smddp.distributed.backend import reset_statistics as reset_statistics
+    from deepspeed_smddp.distributed.backend import statistics as statistics
+    from deepspeed_smddp.errors import SmddpConfigError as SmddpConfigError
+    from deepspeed_smddp.models.delayed_init import delayed_init as delayed_init
+    from deepspeed_smddp.models.delayed_init import materialize as materialize
+    from deepspeed_smddp.models.offload import offload_activations as offload_activations
 
 # Where the names are. Each is imported at its first use: not every process needs them.
 _MODULES = {
@@ -65,6 +48,7 @@ _NAMES = {
     "reset_statistics": "distributed.backend",
     "statistics": "distributed.backend",
 }
+__all__ = ["__version__", "fsdp", "memory", *_NAMES]
 
 
 def __getattr__(name: str) -> Any:

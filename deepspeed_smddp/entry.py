@@ -7,23 +7,20 @@ from __future__ import annotations
 
 import atexit
 from contextlib import ExitStack, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
 from deepspeed_smddp.config import settings
 from deepspeed_smddp.deepspeed import monitoring, start_up
 from deepspeed_smddp.diagnostics import counters, hang_reporter, slow_watch
-from deepspeed_smddp.distributed import backend, split_group
-
-if TYPE_CHECKING:
-    from deepspeed_smddp._C import ProcessGroupSMDDP
+from deepspeed_smddp.distributed import backend, extension, split_group
 
 _serving = ExitStack()  # what serves the latest job
 atexit.register(lambda: _serving.close())
 
 
-def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
+def create(options: Any, backend_options: Any = None) -> extension.core.ProcessGroupSMDDP:
     """Makes one group, as :func:`deepspeed_smddp.distributed.backend.create` says.
 
     With the default group begin the reports, the watch for slow ranks, and the counters. The first

@@ -60,12 +60,7 @@ class Rules:
 
 
 class Sweep:
-    """All cases over all backends.
-
-    Args:
-        groups: the group of each backend, over all ranks, in the order of the turns.
-        device: where the tensors are.
-    """
+    """All cases over all backends, given with their groups over all ranks in the order of turns."""
 
     def __init__(
         self,

@@ -73,10 +73,7 @@ def of_job(target: str) -> str:
 def ask(target: str) -> Path:
     """Makes the ranks of a job write their dumps; the folder of those of this host.
 
-    The page is in it if a rank of this host has written it.
-
-    Raises:
-        DumpError: as :func:`of_job`.
+    The page is in it if a rank of this host has written it. Raises as :func:`of_job`.
     """
     asked = _choose(target, list(report_files.running()))
     before = set(asked.folder.glob("report-*"))

@@ -154,9 +154,7 @@ def summary(found: Timeline) -> list[str]:
 def make(targets: Sequence[str]) -> Timeline:
     """The timeline of the dumps in files and folders, or of a running job that is asked for them.
 
-    Args:
-        targets: paths, or the name of one job or the number of a process of it; none: the one job
-            that runs on this host.
+    ``targets`` are paths, or one job or process; none: the one job that runs on this host.
 
     Raises:
         DumpError: there are none, or they do not fit together.

@@ -18,7 +18,7 @@ from deepspeed_smddp.compat import parameters, refuse
 from deepspeed_smddp.compat.parameters import SageMakerParameters
 from deepspeed_smddp.errors import logger
 from deepspeed_smddp.models.offload import offload_activations
-from deepspeed_smddp.upstream.wrapping import is_wrapped, wrap
+from deepspeed_smddp.upstream.wrapping import wrap
 
 # The properties that the original documents; set by init().
 state = SimpleNamespace(initialized=False, mesh=None, parameters=SageMakerParameters())
@@ -146,9 +146,6 @@ def _divide(model: nn.Module) -> nn.Module:
 def _wrap_fsdp() -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
-    if is_wrapped(FullyShardedDataParallel.__init__):
-        return
-
     def init_on_mesh(
         original: Callable[..., None], self: Any, module: nn.Module, *args: Any, **kwargs: Any
     ) -> None:
@@ -172,9 +169,6 @@ def _wrap_offload() -> None:
     # Scripts put torch's offload_wrapper around the root module; if the configuration asks for it,
     # the package's offloading takes its place.
     from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
-
-    if is_wrapped(checkpoint_wrapper.offload_wrapper):
-        return
 
     def offload(original: Callable[..., nn.Module], module: nn.Module) -> nn.Module:
         if not state.parameters.sm_activation_offloading:

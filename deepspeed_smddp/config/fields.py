@@ -22,15 +22,12 @@ class Field:
     """One setting of a :class:`Model`, whose objects have its default unless a value was given.
 
     Args:
-        default: the value if none is given.
-        meaning: what it sets.
         when: to change it, and to what.
         holds: completes the sentence "<key> is ..., but may hold ..."; "": as its type says.
         since: the first version that has it.
         variable: whether an environment variable of its own sets it.
         secret: its value is never shown.
         of_engine: it says how one engine is built; the others hold for the process.
-        python_only: the core does not read it from the environment, as it does its neighbours.
     """
 
     default: Any
@@ -41,7 +38,6 @@ class Field:
     variable: bool = True
     secret: bool = False
     of_engine: bool = False
-    python_only: bool = False
 
     def __set_name__(self, owner: type[Model], name: str) -> None:
         self._owner, self._name = owner, name
@@ -98,11 +94,8 @@ class Field:
 class Model:
     """A set of settings, which does not change.
 
-    An object has the values that were given as attributes of its own.
-
-    Args:
-        named: how an error calls a setting, of its dotted path.
-        given: the values by name.
+    An object has the values that were given as attributes of its own. ``named`` is how an error
+    calls a setting, of its dotted path.
 
     Raises:
         SmddpConfigError: an unknown key or a wrong value, in one sentence.

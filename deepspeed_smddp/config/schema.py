@@ -65,9 +65,7 @@ class Ledger(Model):
         "to see at the end what each collective cost, and on which path it was",
     )
     json_file: kinds.File = setting_0_2(
-        "",
-        "file for the counters when the process ends",
-        "for a program that reads the counters",
+        "", "file for the counters when the process ends", "for a program that reads the counters"
     )
     json_lines: kinds.File = setting_0_2(
         "",
@@ -185,9 +183,7 @@ class SmddpConfig(Model):
         "a number of seconds, or 0 to name no slow rank or link",
     )
     activation_offload: ActivationOffload = setting(
-        ActivationOffload(),
-        "activations in host memory",
-        holds='{"enabled": false, "horizon": 2}',
+        ActivationOffload(), "activations in host memory", holds='{"enabled": false, "horizon": 2}'
     )
     ledger: Ledger = setting(
         Ledger(),
@@ -228,7 +224,6 @@ class ProcessSettings(Model):
         False,
         "CPU tensors of 64 KiB and more are in memory that local ranks map",
         "`1` for FSDP or own programs on CPU tensors that gather within a host",
-        python_only=True,
     )
     job_secret_file: kinds.Text = setting_0_2(
         "",
@@ -250,25 +245,21 @@ class ProcessSettings(Model):
         True,
         "0: do not register the backend at the end of import torch",
         "`0` if `import torch` may load nothing else",
-        python_only=True,
     )
     deepspeed_hook: kinds.Flag = setting(
         True,
         '0: do not read "comm_backend" from a DeepSpeed config',
         "`0` if another program handles this key",
-        python_only=True,
     )
     report: kinds.Flag = setting_0_2(
         True,
         "0: no report when an operation fails or at SIGUSR2",
         "`0` if SIGUSR2 has another meaning in the program",
-        python_only=True,
     )
     report_dir: kinds.Text = setting_0_2(
         "",
         "folder for reports; empty: in the one for temporary files",
         "to a folder that outlives the container or that all hosts share",
-        python_only=True,
     )
 
 
@@ -285,20 +276,15 @@ class DebugSettings(Model):
         "", "how large data is sent; empty: as suits the provider"
     )
     curve: kinds.Text = debug_setting(
-        "auto",
-        "network model: latency us:us per message:GB/s of a host, auto, measure or default",
+        "auto", "network model: latency us:us per message:GB/s of a host, auto, measure or default"
     )
     libcuda: kinds.Text = debug_setting("libcuda.so.1", "CUDA's driver library to open")
     libgdrapi: kinds.Text = debug_setting("libgdrapi.so.2", "GDRCopy's library to open")
     zero_paths: kinds.Flag = debug_setting(
-        True,
-        "0: ZeRO-3 gathers and reduces with DeepSpeed's own copies",
-        python_only=True,
+        True, "0: ZeRO-3 gathers and reduces with DeepSpeed's own copies"
     )
     check_first_use: kinds.Flag = debug_setting(
-        True,
-        "0: a group's first collectives of GPU tensors are not compared with known results",
-        python_only=True,
+        True, "0: a group's first collectives of GPU tensors are not compared with known results"
     )
     flight_recorder: kinds.Count = debug_setting(
         2000, "latest operations that are kept for reports; 0: none"
@@ -308,8 +294,7 @@ class DebugSettings(Model):
         "1: NICs read and write GPU memory if the provider has FI_HMEM; never run on hardware",
     )
     single_copy: Literal["auto", "0", "1"] = debug_setting(
-        "auto",
-        "1: read peers' memory, 0: copy through the segment, auto: the cheaper",
+        "auto", "1: read peers' memory, 0: copy through the segment, auto: the cheaper"
     )
     spin_microseconds: kinds.Count = debug_setting(
         200, "how long a waiting thread polls and yields before it sleeps"

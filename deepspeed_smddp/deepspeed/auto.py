@@ -71,7 +71,7 @@ def _install() -> None:
     # Wraps the function that makes DeepSpeed's ZeRO settings out of the whole config.
     from deepspeed.runtime import config
 
-    if source.known(FEATURE) and not wrapping.is_wrapped(config.get_zero_config):
+    if source.known(FEATURE):
         wrapping.wrap(config, "get_zero_config", _fill_in)
 
 

@@ -40,7 +40,6 @@ def divided(call: Call, config: Mapping[str, Any]) -> Iterator[None]:
     model = call.arguments["model"]
     groups = _make_groups(degree)
     parallel = {**(config.get("tensor_parallel") or {}), "autotp_size": degree}
-    call.leave_out("config_params")
     call.change(config={**config, "tensor_parallel": parallel}, mpu=groups)
     device_type = get_accelerator().device_name()
     tensor_parallel.share_random_numbers(groups.get_tensor_model_parallel_group(), device_type)

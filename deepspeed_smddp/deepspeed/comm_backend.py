@@ -66,10 +66,8 @@ def initialise(
     """Applies the section and makes the default group with the backend that was asked for.
 
     Args:
-        request: what the config says.
         make_group: False if the caller forbade DeepSpeed to make the default group.
         timeout: of the group's operations, if the section sets none; None: DeepSpeed's own.
-        init: further arguments of ``deepspeed.init_distributed``.
 
     Raises:
         SmddpConfigError: the default group exists already, with another backend.

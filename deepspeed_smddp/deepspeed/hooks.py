@@ -37,7 +37,7 @@ from deepspeed_smddp.distributed import backend, launchers
 from deepspeed_smddp.errors import SmddpConfigError, logger, warn_once
 from deepspeed_smddp.models.offload import offload_activations
 from deepspeed_smddp.upstream import compile_locks, shared_memory_op, source
-from deepspeed_smddp.upstream.wrapping import Around, Call, is_wrapped, missing_argument, surround
+from deepspeed_smddp.upstream.wrapping import Around, Call, missing_argument, surround
 
 # The latest config that accelerate or transformers built, while they keep it, and what it asks for.
 # They call init_distributed with a backend of their own before DeepSpeed sees the config.
@@ -59,12 +59,8 @@ def hook_deepspeed(deepspeed: Any) -> None:
     init_type = deepspeed.zero.Init
     init_distributed = deepspeed.comm.comm.init_distributed
     # importlib.reload(deepspeed) replaces some of them.
-    if not is_wrapped(deepspeed.initialize):
-        deepspeed.initialize = surround(deepspeed.initialize, around_initialize)
-    if not is_wrapped(init_type.__init__):
-        init_type.__init__ = surround(init_type.__init__, around_zero_init)
-    if is_wrapped(init_distributed):
-        return
+    deepspeed.initialize = surround(deepspeed.initialize, around_initialize)
+    init_type.__init__ = surround(init_type.__init__, around_zero_init)
     wrapped = surround(init_distributed, around_init_distributed)
     for module in (
         deepspeed,
@@ -82,7 +78,7 @@ def hook_accelerate(module: Any) -> None:
     missing = missing_argument(config_type.__init__, ["config_file_or_dict"])
     if missing:
         _leave("accelerate", f"HfDeepSpeedConfig has no argument {missing}")
-    elif not is_wrapped(config_type.__init__):
+    else:
         config_type.__init__ = surround(config_type.__init__, around_hf_config)
 
 
@@ -93,7 +89,7 @@ def hook_transformers(module: Any) -> None:
     missing = [name for name in ("deepspeed", "ddp_timeout") if name not in fields]
     if missing:
         _leave("transformers", f"TrainingArguments has no field {missing[0]}")
-    elif not is_wrapped(arguments_type.__post_init__):
+    else:
         arguments_type.__post_init__ = surround(
             arguments_type.__post_init__, around_training_arguments
         )

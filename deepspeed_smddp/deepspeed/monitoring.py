@@ -42,8 +42,7 @@ def follow_engine(engine: Any) -> None:
     if source.refusal(FEATURE) is None:
         from deepspeed.runtime.engine import DeepSpeedEngine
 
-        if not wrapping.is_wrapped(DeepSpeedEngine.step):
-            wrapping.wrap(DeepSpeedEngine, "step", _step)
+        wrapping.wrap(DeepSpeedEngine, "step", _step)
 
 
 def follow_optimizers() -> None:

@@ -67,11 +67,8 @@ def start(
 ) -> Any:
     """Starts an operation by ``begin()`` and returns what it returns, logged if DeepSpeed logs.
 
-    Args:
-        operation: DeepSpeed's name for it.
-        inputs: this rank's inputs; their bytes are the message size, as for DeepSpeed's own calls.
-        begin: returns the operation in flight.
-        label, parameters, digest: as :func:`described` returns them.
+    The message size is the bytes of this rank's ``inputs``, as for DeepSpeed's own calls. Label,
+    parameters and digest are as :func:`described` returns them.
     """
     from deepspeed.comm import comm
 

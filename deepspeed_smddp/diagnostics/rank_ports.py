@@ -32,9 +32,7 @@ _ALL_SECONDS = 1.0
 class Port:
     """A port of this rank for ranks of the job: they have its token.
 
-    Args:
-        towards: a host of the job: the address that reaches it is published.
-        kind: ``socket.SOCK_STREAM`` or ``socket.SOCK_DGRAM``.
+    The address that reaches ``towards``, a host of the job, is published.
 
     Raises:
         OSError: no port can be opened.
@@ -130,12 +128,7 @@ def ask(contacts: Iterable[tuple[int, str]], seconds: float) -> set[int]:
 class ClockServer(threading.Thread):
     """Tells the time to those that have the token of its port. It ends with :meth:`close`.
 
-    Args:
-        towards: a host of the job: the address that reaches it is published.
-        now: the time in nanoseconds since 1970.
-
-    Raises:
-        OSError: no port can be opened.
+    ``now`` is in nanoseconds since 1970. Arguments and errors are otherwise those of :class:`Port`.
     """
 
     def __init__(self, towards: str, now: Callable[[], int] = time.time_ns) -> None:

@@ -32,10 +32,9 @@ CLOCK = -1
 def introduce(store: Any, rank: int, contact: str) -> None:
     """Publishes how this rank is asked for a report, over the store's own connection.
 
-    Also how rank 0 is asked for its time, as the rank :data:`CLOCK`.
-
-    No other thread waits on it while a group is made. Another connection to a store whose process
-    has just ended would be tried for minutes.
+    Also how rank 0 is asked for its time, as the rank :data:`CLOCK`. No other thread waits on it
+    while a group is made. Another connection to a store whose process has just ended would be tried
+    for minutes.
     """
     with contextlib.suppress(RuntimeError):
         dist.PrefixStore(_PREFIX, store).set(f"contact/{rank}", contact)  # type: ignore[attr-defined]
@@ -112,8 +111,7 @@ class ReportStore:
     ) -> dict[int, dict[str, Any]]:
         """The dumps of ``ranks`` that arrive within ``seconds``, of all that still take part.
 
-        Args:
-            enough: whether the ranks that are still missing, given as a set, need no waiting for.
+        ``enough``: whether the missing ranks need no waiting for.
         """
         until, look = time.monotonic() + seconds, 0.0
         missing, count = set(ranks), -1

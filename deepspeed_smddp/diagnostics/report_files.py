@@ -52,10 +52,7 @@ def job_name() -> str:
 
 
 class JobFiles:
-    """The files of one rank of a job.
-
-    Args:
-        start: the same on all ranks of this start of the job, and on those of no other.
+    """The files of one rank of a job; ``start`` is the same on all ranks of this start of it alone.
 
     Raises:
         OSError: the folder can't be made, or belongs to another user.

@@ -23,29 +23,12 @@ from deepspeed_smddp.errors import logger
 # are imported by the thread, once the first interval is over.
 if TYPE_CHECKING:
     from deepspeed_smddp.diagnostics.report.dump import Group
-    from deepspeed_smddp.diagnostics.report.slowness import Seen, Slow
 
 _PREFIX = "smddp-slow"
 _ANSWER = timedelta(seconds=3)
 # Rank 0 gives the others so much of an interval to hand over theirs.
 _PATIENCE = 0.1
 _MOST_PATIENCE_SECONDS = 2.0
-
-
-class Judge:
-    """What was said already: a rank or link is named once, and again after an interval without."""
-
-    def __init__(self) -> None:
-        self._said: set[str] = set()
-
-    def news(self, ranks: list[Seen]) -> list[Slow]:
-        """The slowest rank and the costliest link of an interval, if they were not named before."""
-        from deepspeed_smddp.diagnostics.report import slowness
-
-        found = slowness.slow_ranks(ranks)[:1] + slowness.slow_links(ranks)[:1]
-        fresh = [slow for slow in found if slow.who not in self._said]
-        self._said = {slow.who for slow in found}
-        return fresh
 
 
 class Watcher(threading.Thread):
@@ -62,7 +45,7 @@ class Watcher(threading.Thread):
         self._known: dict[tuple[str, tuple[int, ...]], Group] = {}
         self._number = 0
         self._taken: dict[int, bytes] = {}  # the latest number of each rank that rank 0 has seen
-        self._judge = Judge()
+        self._said: set[str] = set()
 
     def run(self) -> None:
         """Hands over what each interval has counted."""
@@ -119,7 +102,7 @@ class Watcher(threading.Thread):
             if seen and self._taken.get(rank) != number:
                 self._taken[rank] = number
                 found.append(slowness.Seen.model_validate_json(seen))
-        for slow in self._judge.news(found):
+        for slow in slowness.news(found, self._said):
             logger.warning("smddp: %s (see docs/my-job-hangs.md, slow but not hung)", slow.text)
 
 

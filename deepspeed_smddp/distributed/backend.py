@@ -18,8 +18,6 @@ from deepspeed_smddp.errors import logger
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend, Store
 
-    from deepspeed_smddp._C import ProcessGroupSMDDP, StatisticsRow
-
 FALLBACK_PREFIX = "fallback:"
 
 _default_rank: int | None = None
@@ -30,7 +28,7 @@ def create(
     options: Any,
     backend_options: Any,
     measure_routes: Callable[[Any, str, str], list[tuple[int, str]] | None],
-) -> ProcessGroupSMDDP:
+) -> extension.core.ProcessGroupSMDDP:
     """Makes one group, for ``init_process_group("smddp")`` or ``new_group``.
 
     Args:
@@ -166,7 +164,7 @@ def _nccl(store: Store, options: Any, timeout: timedelta, given: Any) -> Backend
     return dist.ProcessGroupNCCL(store, options.group_rank, options.group_size, nccl_options)
 
 
-def statistics() -> list[StatisticsRow]:
+def statistics() -> list[extension.core.StatisticsRow]:
     """Calls, bytes and seconds of every collective, by the path it took, since the last reset.
 
     ``seconds`` is the time from the call to the completion, or until a caller that waited for it
@@ -181,7 +179,7 @@ def reset_statistics() -> None:
     extension.core.reset_statistics()
 
 
-def fallback_ledger() -> list[StatisticsRow]:
+def fallback_ledger() -> list[extension.core.StatisticsRow]:
     """The rows of :func:`statistics` for operations that Gloo or NCCL carried out."""
     return [row for row in statistics() if row["path"].startswith(FALLBACK_PREFIX)]
 

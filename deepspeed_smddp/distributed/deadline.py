@@ -54,10 +54,7 @@ class Asked:
 def of_group(current: Settings, given: timedelta, rank: int) -> timedelta:
     """The deadline of the operations of a group that is being made; says it for the default group.
 
-    Args:
-        current: the settings that apply.
-        given: what torch passes to the backend.
-        rank: this process's rank in the group.
+    ``given`` is what torch passes to the backend.
     """
     global _of_default_group
     asked = asked_for(given)

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 
 from deepspeed_smddp.config import settings
 from deepspeed_smddp.distributed import extension
-
-if TYPE_CHECKING:
-    from deepspeed_smddp._C import MemoryStatistics
 
 __all__ = ["install", "is_shared", "share_", "shared_empty", "statistics", "trim"]
 
@@ -78,7 +75,7 @@ def is_shared(tensor: torch.Tensor) -> bool:
     return all(extension.core.is_shared(part) for part in _parts(tensor))
 
 
-def statistics() -> MemoryStatistics:
+def statistics() -> extension.core.MemoryStatistics:
     """This process's use of shared memory: bytes, and numbers of tensors and segments."""
     return extension.core.memory_statistics()
 

@@ -96,8 +96,7 @@ def _types_of_gradients(group: Any) -> set[torch.dtype | None]:
 class _SharedBuffers:
     """FSDP2's ``Comm.allocate``: on the CPU, memory that the host's ranks share.
 
-    Args:
-        group: FSDP2's object for the module's parameters, an ``FSDPParamGroup``.
+    ``group`` is FSDP2's object for the module's parameters, an ``FSDPParamGroup``.
     """
 
     def __init__(self, group: Any = None) -> None:
@@ -141,10 +140,8 @@ class SharedAllGather(_SharedBuffers, AllGather):
 class SharedReduceScatter(_SharedBuffers, ReduceScatter):
     """ReduceScatter of one module's gradients.
 
-    Args:
-        group: FSDP2's object for the module's parameters, an ``FSDPParamGroup``.
-        reductions: takes the operations that may finish during the rest of the backward pass;
-            None: FSDP2 waits for each operation.
+    ``reductions`` takes the operations that may finish during the rest of the backward pass; None:
+    FSDP2 waits for each operation.
     """
 
     def __init__(self, group: Any = None, reductions: Reductions | None = None) -> None:

@@ -76,9 +76,8 @@ def collective_seconds(
 ) -> float:
     """Seconds of a collective with an output, or of a reduction with an input, of ``nbytes``.
 
-    Args:
-        collective: "all_gather", "reduce_scatter", or "all_reduce", which is one after the other.
-        calls: the bytes are moved in so many collectives, each of which starts.
+    An "all_reduce" is a "reduce_scatter" and an "all_gather". The bytes are moved in ``calls``
+    collectives, each of which starts.
     """
     if collective == "all_reduce":
         parts = ("reduce_scatter", "all_gather")
@@ -133,11 +132,7 @@ class SimulatedTimes(BaseModel):
     microseconds: dict[str, tuple[tuple[tuple[float | None, ...], ...], ...]]
 
     def bound(self, hosts: int, shard: float, rate: float) -> float:
-        """Seconds of one latency, and of each byte of other hosts' shards once over the rail.
-
-        Args:
-            rate: bytes per second of the rail.
-        """
+        """Seconds of one latency, and of other hosts' shards once over a rail of that rate."""
         return self.latency_us * 1e-6 + shard * (hosts - 1) / rate
 
 
@@ -157,12 +152,9 @@ def table() -> SimulatedTimes:
 
 @cache
 def simulated(collective: str, hosts: int, shard: float, rate: float) -> Simulated:
-    """The time of one collective between ``hosts`` hosts, at least 2.
+    """The time of an "all_gather" or a "reduce_scatter" between ``hosts`` hosts, at least 2.
 
-    Args:
-        collective: "all_gather" or "reduce_scatter".
-        shard: bytes of one rank's shard.
-        rate: bytes per second of a rank's rail, one direction.
+    ``shard``: bytes of a rank. ``rate``: bytes per second of its rail, one direction.
     """
     of = table()
     ratios = _log_ratios(collective)

@@ -52,9 +52,8 @@ class MemoryUse:
 def memory_use(job: Job, *, on_cpu: bool = False) -> MemoryUse:
     """What one GPU of the job needs.
 
-    Args:
-        on_cpu: ranks on CPUs. There is no allocator that keeps blocks and no context of CUDA; with
-            smddp, two buckets of gradients take turns (``deepspeed/overlap.py``).
+    ``on_cpu``: ranks on CPUs. There is no allocator that keeps blocks and no context of CUDA; with
+    smddp, two buckets of gradients take turns (``deepspeed/overlap.py``).
     """
     scheme, shape = job.scheme, job.shape
     own = _own_parameters(job)

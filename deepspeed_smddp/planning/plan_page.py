@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deepspeed_smddp.diagnostics import pictures
+from deepspeed_smddp.diagnostics.report.wording import count
 from deepspeed_smddp.planning.answer import Answer, Planned, host_bytes
 from deepspeed_smddp.planning.recommendation import ds_config
 from deepspeed_smddp.planning.step_time import communication_origin
@@ -108,19 +109,15 @@ def describe(job: Job) -> str:
 def _head(console: Console, plan: Planned) -> None:
     job = plan.job
     shape, cluster = job.shape, job.cluster
-    _say(
-        console,
+    for line in (
         f"{shape.name}: {shape.parameters / 1e9:.3g} billion parameters, "
         f"{shape.sequence} tokens per sequence",
-    )
-    hosts = "host" if job.hosts == 1 else "hosts"
-    _say(
-        console,
-        f"{job.gpus} GPUs {cluster.gpu.name} in {job.hosts} {hosts} {cluster.name}, "
+        f"{job.gpus} GPUs {cluster.gpu.name} in {count(job.hosts, 'host')} {cluster.name}, "
         f"{cluster.network_rate * 8e-9:g} Gbit/s per host",
-    )
-    _say(console, describe(job))
-    _say(console, f"{job.tokens_per_step:,} tokens per step")
+        describe(job),
+        f"{job.tokens_per_step:,} tokens per step",
+    ):
+        _say(console, line)
 
 
 def _does_not_fit(console: Console, answer: Answer) -> None:

@@ -82,7 +82,8 @@ def single_changes(job: Job) -> list[Change]:
     found: dict[str, Job] = {}
     samples = job.micro_batch * job.accumulation * job.data_parallel
     other = "nccl" if job.software.library == "smddp" else "smddp"
-    found[f"{_LIBRARY[other]} for the collectives"] = job.having(library=other)
+    name = "NCCL" if other == "nccl" else other
+    found[f"{name} for the collectives"] = job.having(library=other)
     for recomputation in ("none", "full"):
         if recomputation != job.recomputation:
             text = "recompute all activations" if recomputation == "full" else "no recomputation"
@@ -95,8 +96,7 @@ def single_changes(job: Job) -> list[Change]:
     if job.scheme.stage == 3:
         for degree in _degrees(job, job.scheme.tensor):
             if degree != job.scheme.degree:
-                name = f"state sharded over {degree or 'all'} ranks"
-                found[name] = job.having(degree=degree)
+                found[f"state sharded over {degree or 'all'} ranks"] = job.having(degree=degree)
     for tensor in _TENSOR:
         if tensor != job.scheme.tensor:
             again = _settled(job, samples, tensor, 0, job.micro_batch)
@@ -107,9 +107,6 @@ def single_changes(job: Job) -> list[Change]:
         found["twice the network"] = job.having(cluster=fast)
     changes = [Change(t, j, step_time(j).total, fits(j)) for t, j in found.items()]
     return sorted(changes, key=lambda change: change.seconds)
-
-
-_LIBRARY = {"smddp": "smddp", "nccl": "NCCL"}
 
 
 def _degrees(job: Job, tensor: int) -> list[int]:

@@ -69,26 +69,15 @@ class _Overlap:
 
 
 def step_time(job: Job, c: Values | None = None) -> StepTime:
-    """The time of one optimizer step of ``job``.
-
-    Args:
-        c: the constants; None: the published ones.
-    """
+    """The time of one optimizer step of ``job``; ``c``: None for the published constants."""
     c = values() if c is None else c
     gpu = gpu_time(job, c)
     layers, micro = job.stage_layers, job.accumulation
-    computing = micro * (
-        layers * (gpu.layer_forward + gpu.layer_backward)
-        + gpu.outside_forward
-        + gpu.outside_backward
-    )
+    computing = micro * (layers * (gpu.layer_forward + gpu.layer_backward) + 3 * gpu.outside)
     tensor = micro * layers * _tensor_per_layer(job, c)
     schedule = _sharded if job.scheme.stage == 3 else _replicated
     gathers, reductions = schedule(job, gpu, c)
-    hidden = sum(o.hidden for o in (*gathers, *reductions))
-    slowed = sum(o.slowed for o in (*gathers, *reductions))
-    exposed_gathers = sum(o.exposed for o in gathers)
-    exposed_reductions = sum(o.exposed for o in reductions)
+    both = [*gathers, *reductions]
     bubble = 0.0
     if job.scheme.pipeline > 1:
         # Narayanan et al., section 2.2: (p - 1) / (v m) of the step's own work.
@@ -97,12 +86,12 @@ def step_time(job: Job, c: Values | None = None) -> StepTime:
     return StepTime(
         computing,
         gpu.optimizer,
-        slowed,
-        exposed_gathers,
-        exposed_reductions,
+        sum(o.slowed for o in both),
+        sum(o.exposed for o in gathers),
+        sum(o.exposed for o in reductions),
         tensor,
         bubble,
-        hidden,
+        sum(o.hidden for o in both),
     )
 
 
@@ -215,8 +204,7 @@ class GpuTime:
 
     layer_forward: float
     layer_backward: float  # with what is computed again
-    outside_forward: float  # embedding, output layer and loss
-    outside_backward: float
+    outside: float  # embedding, output layer and loss; twice as long in the backward pass
     optimizer: float  # of a step, not of a micro-batch
 
 
@@ -233,12 +221,10 @@ def gpu_time(job: Job, c: Values) -> GpuTime:
         megatron = job.software.framework == "megatron"
         backward += attention if megatron else c["recompute.selective"] * gemm + elementwise
     launch = c["launch.compiled"] if job.software.compiled else c["launch.eager"]
-    outside = _outside(job, c)
     return GpuTime(
         layer_forward=max(forward, launch),
         layer_backward=max(backward, 2 * launch),
-        outside_forward=outside,
-        outside_backward=2 * outside,
+        outside=_outside(job, c),
         optimizer=_optimizer(job, c),
     )
 

@@ -111,10 +111,9 @@ class Job:
     recomputation: str = "full"
 
     def __post_init__(self) -> None:
-        for key, least in (("gpus", 1), ("micro_batch", 1), ("accumulation", 1)):
-            value = getattr(self, key)
-            if value < least:
-                raise PlanError(f"{key} is {value}; it is at least {least}")
+        for key in ("gpus", "micro_batch", "accumulation"):
+            if getattr(self, key) < 1:
+                raise PlanError(f"{key} is {getattr(self, key)}; it is at least 1")
         if self.recomputation not in RECOMPUTATIONS:
             raise PlanError(
                 f"recomputation is {self.recomputation!r}; it may be {', '.join(RECOMPUTATIONS)}"
@@ -202,9 +201,8 @@ def of_config(
 ) -> Job:
     """The job that DeepSpeed would run with this config.
 
-    Args:
-        recomputation: "none", "selective" or "full": the model decides that, not the config.
-        batch_tokens: of a step; 0: the config's batch, else ``BATCH_TOKENS``.
+    The model decides the recomputation. ``batch_tokens`` are of a step; 0: the config's batch, else
+    ``BATCH_TOKENS``.
 
     Raises:
         PlanError: the config contradicts itself or the number of GPUs.

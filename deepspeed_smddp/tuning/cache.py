@@ -67,15 +67,9 @@ def recall(
 ) -> tuple[_Kind, str]:
     """What is known of a group's network, and whether it was ``measured`` or ``recalled``.
 
-    Collective, with equal results on all ranks. Groups with the same hosts by rank share it.
-
-    Args:
-        group: torch's, or the ``_C.ProcessGroupSMDDP`` in it.
-        device: of the tensors.
-        kind: of the value.
-        holds: whether a stored value still holds; collective.
-        measure: measures the value anew; collective.
-        what: further words that the value belongs to.
+    Collective, with equal results on all ranks, and so are ``holds``, whether a stored value still
+    does, and ``measure``. Groups with the same hosts by rank share it; ``group`` is torch's, or the
+    ``_C.ProcessGroupSMDDP`` in it. ``what``: further words that the value belongs to.
     """
     gpu = [torch.cuda.get_device_name(device)] if device.type == "cuda" else []
     name = topology(" ".join([__version__, *what, *gpu]), _hosts(group))

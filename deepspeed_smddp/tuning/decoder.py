@@ -209,10 +209,7 @@ def compare_steps(
     turns: int,
     steps: int,
 ) -> StepTimes:
-    """Trains a decoder with both sizes; collective, with the same result on all ranks.
-
-    Args:
-        turns: of each; a turn has ``steps`` steps.
+    """Trains a decoder with both sizes, in ``turns`` turns each; collective, with equal results.
 
     Raises:
         ImportError: DeepSpeed is not installed.
@@ -221,7 +218,7 @@ def compare_steps(
     base = runnable(config)
     for choice in (before, after):
         full = auto_keys.set_all(base, choice)
-        _apply(full)  # engines of a job otherwise share their settings
+        apply(full)  # engines of a job otherwise share their settings
         engines.append((_engine(full, sizes), full))
     batch = batch_of(config)
     for engine, full in engines:
@@ -244,16 +241,17 @@ def _engine(config: Mapping[str, Any], sizes: DecoderSizes) -> Any:
     return engine
 
 
-def _apply(config: Mapping[str, Any]) -> None:
+def apply(config: Mapping[str, Any]) -> None:
+    """Makes the "smddp" section of a config and its bound on AllGather those of this process."""
     bound = int(ds_config.number(config, settings.ZERO_BUCKET))
-    settings.set_file(parse_section(config[SECTION]), zero_allgather_elements=bound)
+    settings.set_file(parse_section(config.get(SECTION, {})), zero_allgather_elements=bound)
 
 
 def _turn(
     engine: Any, config: Mapping[str, Any], sizes: DecoderSizes, batch: int, steps: int
 ) -> float:
     """Seconds of a step on the slowest rank."""
-    _apply(config)
+    apply(config)
     given = [tokens(sizes, batch, dist.get_rank() + 1000 * n) for n in range(steps)]
     dist.barrier()
     began = time.perf_counter()

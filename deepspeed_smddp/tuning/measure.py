@@ -118,12 +118,10 @@ def times(
     warm_up: int = 1,
     of: Callable[[Sequence[float]], float] = statistics.median_high,
 ) -> list[float]:
-    """Seconds of each way, which the ranks call in turns; collective.
+    """Seconds of each way, which starts an operation and waits for it, called in turns; collective.
 
-    Args:
-        ways: each starts an operation and waits for it.
-        warm_up: turns before, to connect and to map memory; the last of them says how many follow.
-        of: which of a way's times counts.
+    ``warm_up`` turns before connect and map memory; the last of them says how many follow. ``of``:
+    which of a way's times counts.
     """
 
     def settle() -> None:

@@ -15,8 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from deepspeed_smddp.config import ds_json as ds_config
-from deepspeed_smddp.config import settings
-from deepspeed_smddp.config.parsing import SECTION, parse_section
 from deepspeed_smddp.distributed import launchers
 from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.tuning import auto_keys, decoder, measure
@@ -114,12 +112,10 @@ def run(path: Path, asked: Asked) -> Tuned:
     given = _read(path)
     before = auto_keys.stated(given)
     config = auto_keys.without_sizes(given) if asked.everything else given
-    section = parse_section(config.get(SECTION, {}))
+    decoder.apply(config)
     _check_ranks()
     if asked.turns and _on_gpu():
         raise SmddpConfigError("--check runs steps on CPUs: set DS_ACCELERATOR=cpu for it")
-    bound = int(ds_config.number(config, settings.ZERO_BUCKET))
-    settings.set_file(section, zero_allgather_elements=bound)
     dist.init_process_group("smddp")
     try:
         group = dist.group.WORLD

@@ -29,9 +29,8 @@ def install() -> None:
     """From now on this process removes locks that are left, and its own say whose they are."""
     from torch.utils.file_baton import FileBaton
 
-    if not wrapping.is_wrapped(FileBaton.try_acquire):
-        wrapping.wrap(FileBaton, "try_acquire", try_acquire)
-        wrapping.wrap(FileBaton, "wait", wait)
+    wrapping.wrap(FileBaton, "try_acquire", try_acquire)
+    wrapping.wrap(FileBaton, "wait", wait)
 
 
 def try_acquire(original: Callable[[Any], bool], baton: Any) -> bool:

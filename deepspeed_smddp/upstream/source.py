@@ -106,11 +106,7 @@ def refusal(feature: str) -> str | None:
 
 
 def digest_in(file: Path, name: str) -> str:
-    """The digest of a class or function of a module's file, or of the whole file for no name.
-
-    Raises:
-        LookupError: there is no such name in it.
-    """
+    """The digest of the whole file of a module for no name, else :func:`digest_of`."""
     if not name:
         return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     return digest_of(_parsed(file), name)

@@ -42,11 +42,6 @@ class Call:
         self._bound.arguments.update(arguments)
         self._args, self._kwargs = self._bound.args, self._bound.kwargs
 
-    def leave_out(self, name: str) -> None:
-        """Leaves an argument out, so that it takes its default."""
-        self._bound.arguments.pop(name, None)
-        self._args, self._kwargs = self._bound.args, self._bound.kwargs
-
     def run(self, function: Callable[..., Any]) -> None:
         """Calls the function: with the caller's own arguments if there were no changes."""
         self.result = function(*self._args, **self._kwargs)
@@ -56,7 +51,12 @@ Around = Callable[[Call], AbstractContextManager[None]]
 
 
 def surround(function: Callable[..., Any], around: Around) -> Callable[..., Any]:
-    """A function with the same signature whose calls run inside the context ``around``."""
+    """A function with the same signature whose calls run inside the context ``around``.
+
+    One that was wrapped before is returned as it is.
+    """
+    if is_wrapped(function):
+        return function
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -74,8 +74,10 @@ def surround(function: Callable[..., Any], around: Around) -> Callable[..., Any]
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """``owner.name`` becomes a call of ``around`` with the original before its arguments."""
+    """``owner.name`` becomes a call of ``around`` with the original before its arguments, once."""
     original = getattr(owner, name)
+    if is_wrapped(original):
+        return
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:

@@ -16,8 +16,15 @@ import pytest
 import torch.distributed as dist
 
 from deepspeed_smddp.diagnostics.report.dump import Group
-from deepspeed_smddp.diagnostics.report.slowness import Flows, Seen, rows, slow_links, slow_ranks
-from deepspeed_smddp.diagnostics.slow_watch import Judge, Watcher
+from deepspeed_smddp.diagnostics.report.slowness import (
+    Flows,
+    Seen,
+    news,
+    rows,
+    slow_links,
+    slow_ranks,
+)
+from deepspeed_smddp.diagnostics.slow_watch import Watcher
 from tests.testbed import Testbed, start_ranks
 
 PROGRAM = Path(__file__).parent / "slow_rank.py"
@@ -49,9 +56,10 @@ def test_a_rank_that_is_late_as_it_waits_for_another_one_is_not_named() -> None:
 
 
 def test_a_slow_rank_is_named_once_and_again_after_an_interval_without() -> None:
-    judge, quiet = Judge(), [seen(0), seen(1)]
+    named: set[str] = set()
+    quiet = [seen(0), seen(1)]
     slow = [seen(0, {1: 30.0}), seen(1)]
-    said = [len(judge.news(ranks)) for ranks in (slow, slow, quiet, slow)]
+    said = [len(news(ranks, named)) for ranks in (slow, slow, quiet, slow)]
     assert said == [1, 0, 0, 1]
 
 

@@ -91,21 +91,19 @@ def _of_job() -> dict[tuple[int, tuple[int, ...]], Sharding]:
 
 
 def _make(world: Any, ranks: tuple[int, ...], degree: int) -> Sharding:
-    worlds = [ranks] if len(ranks) == dist.get_world_size() else _worlds_of_all_ranks(ranks)
+    worlds = [ranks]
+    if len(ranks) != dist.get_world_size():
+        # With tensor or pipeline parallelism there are several data-parallel worlds, and each rank
+        # knows its own. All ranks make all groups, in the same order.
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, ranks)
+        worlds = sorted(set(gathered))
     shards = [list(w[i : i + degree]) for w in worlds for i in range(0, len(w), degree)]
     replicas = [list(w[i::degree]) for w in worlds for i in range(degree)]
     make: Callable[..., Any] = dist.new_subgroups_by_enumeration
     shard_group, _ = make(shards)
     replica_group, _ = make(replicas)
     return Sharding(degree, world, shard_group, replica_group)
-
-
-def _worlds_of_all_ranks(ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
-    # With tensor or pipeline parallelism there are several data-parallel worlds, and each rank
-    # knows its own. All ranks make all groups, in the same order.
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, ranks)
-    return sorted(set(gathered))
 
 
 def asked_degree() -> int:
@@ -146,12 +144,10 @@ class ReplicaAllReduce:
         return [run for flight in self._flights for run in flight.runs]
 
     def start(self, parameters: Sequence[int], parts: Sequence[torch.Tensor]) -> None:
-        """Starts to average parts of the buffer; all replicas start the same, in the same order.
+        """Starts to average gradients; all replicas start the same, in the same order.
 
-        Args:
-            parameters: the numbers of the parameters whose gradients these are.
-            parts: views of the buffer. No other code may use them before :meth:`wait`,
-                :meth:`forget` or :meth:`finish`.
+        ``parts`` are views of the buffer. No other code may use them before :meth:`wait`,
+        :meth:`forget` or :meth:`finish`.
         """
         runs = union(
             (begin, begin + part.numel())

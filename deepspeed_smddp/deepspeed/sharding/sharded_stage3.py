@@ -9,18 +9,16 @@ whole gradient of the whole world.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import deepspeed.runtime.superoffload.superoffload_stage3  # noqa: F401 - derives from stage 3
 import torch
 import torch.distributed as dist
-from deepspeed.runtime.zero import stage3
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 
 from deepspeed_smddp.deepspeed.sharding.shard_groups import KEY, ReplicaAllReduce, Sharding
 from deepspeed_smddp.errors import SmddpConfigError
-from deepspeed_smddp.upstream.wrapping import replaced
 
 
 class ShardedStage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
@@ -119,15 +117,6 @@ class ShardedStage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
                 f'{function} does not work with {KEY} and "offload_optimizer"; leave out one of '
                 "the two"
             )
-
-
-@contextlib.contextmanager
-def in_place_of_stage3() -> Iterator[None]:
-    """Engines built in this context use :class:`ShardedStage3`: they look it up in its module."""
-    import deepspeed.runtime.superoffload.superoffload_stage3  # noqa: F401 - derives from stage 3
-
-    with replaced(stage3, "DeepSpeedZeroOptimizer_Stage3", ShardedStage3):
-        yield
 
 
 def verify(engine: Any) -> Sharding | None:

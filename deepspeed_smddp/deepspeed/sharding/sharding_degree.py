@@ -16,7 +16,7 @@ from deepspeed_smddp.deepspeed.sharding.shard_groups import KEY, Sharding, asked
 from deepspeed_smddp.deepspeed.sharding.sharded_checkpoint import ShardCheckpoints
 from deepspeed_smddp.errors import SmddpConfigError, warn_once
 from deepspeed_smddp.upstream import source
-from deepspeed_smddp.upstream.wrapping import Call
+from deepspeed_smddp.upstream.wrapping import Call, replaced
 
 _FEATURE = "sharded_data_parallel_degree"
 PARAMETERS_PER_HOST = 3_000_000_000
@@ -37,8 +37,6 @@ _EXCLUDED: tuple[tuple[str, tuple[Any, ...]], ...] = (
 def sharded(call: Call, config: Mapping[str, Any]) -> Iterator[None]:
     """Around ``initialize``: an engine on shard groups; suggests a degree if none is asked for.
 
-    The default group is smddp's.
-
     Raises:
         SmddpConfigError: the DeepSpeed version or the config does not go with a degree, or the
             degree does not divide the data-parallel ranks.
@@ -55,10 +53,13 @@ def sharded(call: Call, config: Mapping[str, Any]) -> Iterator[None]:
         return
     _check_version()
     check_config(config)
+    from deepspeed.runtime.zero import stage3
+
     # It derives from DeepSpeed's stage 3, so its import imports DeepSpeed.
     from deepspeed_smddp.deepspeed.sharding import sharded_stage3
 
-    with sharded_stage3.in_place_of_stage3():
+    # The engine looks its optimizer up in DeepSpeed's module.
+    with replaced(stage3, "DeepSpeedZeroOptimizer_Stage3", sharded_stage3.ShardedStage3):
         yield
     engine = call.result[0]
     _attach_checkpoints(engine, sharded_stage3.verify(engine))
@@ -118,11 +119,7 @@ def suggested_degree(parameters: int, ranks: int, ranks_per_host: int) -> int:
     """A degree for a model that is small for its number of ranks; 0: shard over all ranks.
 
     The rule of thumb of SageMaker's sharded data parallelism: one host per 3 billion parameters.
-
-    Args:
-        parameters: elements of the model's parameters.
-        ranks: the number of data-parallel ranks.
-        ranks_per_host: the number of these ranks on each host.
+    ``ranks`` counts the data-parallel ones.
     """
     hosts = max(1, math.ceil(parameters / PARAMETERS_PER_HOST))
     for degree in range(hosts * ranks_per_host, ranks, ranks_per_host):

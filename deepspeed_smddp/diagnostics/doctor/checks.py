@@ -47,17 +47,11 @@ _NAMES = {
 }
 # Reads 8 bytes of its parent's memory: the same ptrace rules apply between the ranks of a host.
 _READ_PARENT = """
-import ctypes, os, sys
-class Run(ctypes.Structure):
-    _fields_ = [("address", ctypes.c_void_p), ("bytes", ctypes.c_size_t)]
-here = ctypes.create_string_buffer(8)
-local, remote = Run(ctypes.addressof(here), 8), Run(int(sys.argv[2]), 8)
-libc = ctypes.CDLL(None, use_errno=True)
-read = libc.process_vm_readv
-read.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong] + [
-    ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
-read.restype = ctypes.c_ssize_t
-got = read(int(sys.argv[1]), ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
+import ctypes, os, struct, sys
+here, count = ctypes.create_string_buffer(8), ctypes.c_ulong
+local, remote = (struct.pack("PN", at, 8) for at in (ctypes.addressof(here), int(sys.argv[2])))
+read = ctypes.CDLL(None, use_errno=True).process_vm_readv
+got = read(int(sys.argv[1]), local, count(1), remote, count(1), count(0))
 sys.exit(None if got == 8 else os.strerror(ctypes.get_errno()))
 """
 _PR_SET_PTRACER = 0x59616D61
@@ -159,11 +153,7 @@ def _fabric() -> Iterator[Finding]:
 
 
 def slow_small_messages(description: str) -> Iterator[Finding]:
-    """A finding if ``description`` is of libfabric 1.x over TCP, else none.
-
-    Args:
-        description: "tcp;ofi_rxm on eth0 (192.0.2.2), libfabric 1.17 (/usr/lib/libfabric.so.1)".
-    """
+    """A finding of "tcp;ofi_rxm on eth0 (192.0.2.2), libfabric 1.17 (/usr/...)", else none."""
     if description.startswith("tcp;ofi_rxm ") and ", libfabric 1." in description:
         yield limited(
             "small messages",

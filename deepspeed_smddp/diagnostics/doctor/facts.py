@@ -66,6 +66,10 @@ class RankFacts:
     facts: list[Fact] = field(default_factory=list)
     problems: list[Finding] = field(default_factory=list)
 
+    def value(self, name: str) -> str:
+        """The value of a fact; "" without it."""
+        return next((fact.value for fact in self.facts if fact.name == name), "")
+
 
 def of_its_host(rank: int, ranks: Sequence[RankFacts]) -> list[int]:
     """All ranks of the host of this one; of a rank without facts that one alone."""

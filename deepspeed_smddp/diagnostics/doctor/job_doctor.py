@@ -69,11 +69,7 @@ class JobReport:
 def run(ds_config: Path | None, json: Path | None, seconds: float, measure: bool = True) -> int:
     """Prints the report, on rank 0 only, and returns the exit status.
 
-    Args:
-        ds_config: a DeepSpeed config to check, whose settings apply.
-        json: file for the report as JSON.
-        seconds: how long ranks wait for one another.
-        measure: whether the ranks of a job measure their links, cores and clocks.
+    The settings of ``ds_config`` apply. Ranks wait ``seconds`` for one another.
     """
     if not is_one_of_several():
         return _alone(ds_config, json)

@@ -89,14 +89,9 @@ def measure_pair(
     Also the network model that their group uses, and where it is from. If ``SMDDP_DEBUG`` has no
     curve, they measure it, whatever an earlier job has measured.
 
-    Both ranks call it. The best call of the largest size counts: what else runs on the machines
-    makes a call slower, never faster than the link.
-
-    Args:
-        store: of this pair alone.
-        place: 0 on one rank, 1 on the other.
-        ranks: the two.
-        seconds: the timeout of the rendezvous and of each AllGather.
+    Both ranks call it, with a store of their own; ``place`` is 0 on one of them, 1 on the other.
+    The best call of the largest size counts: what else runs on the machines makes a call slower,
+    never faster than the link. ``seconds``: the timeout of the rendezvous and of each AllGather.
 
     Raises:
         RuntimeError: no data passes, or not in time; says why.
@@ -158,10 +153,9 @@ class Half:
 
 
 def run(rendezvous: Rendezvous, ranks: Sequence[int]) -> list[Half]:
-    """Measures this rank with each of the others in turn; rank 0's store keeps them in step.
+    """Measures this rank with each of ``ranks``, one of each host; the store keeps them in step.
 
-    Args:
-        ranks: one rank of each host. A rank that is not among them measures nothing.
+    A rank that is not among them measures nothing.
     """
     if rendezvous.rank not in ranks:
         return []
@@ -278,7 +272,7 @@ def _blocked(found: Sequence[Link], ranks: Sequence[RankFacts]) -> Iterator[Devi
     }
     for rank in sorted(dead):
         members = facts.of_its_host(rank, ranks)
-        others = ", ".join(_other(link, rank) for link in tried[rank])
+        others = ", ".join(link.hosts[link.ranks[0] == rank] for link in tried[rank])
         text = f"no data passes between it and {others}: {tried[rank][0].why}"
         yield facts.of_ranks("blocked host", members, ranks, text, Verdict.FAILED)
     for link in found:
@@ -318,7 +312,3 @@ def _slow_links(found: Sequence[Link]) -> Iterator[Deviation]:
 
 def _named(link: Link) -> str:
     return f"hosts {link.hosts[0]} and {link.hosts[1]} (ranks {link.ranks[0]} and {link.ranks[1]})"
-
-
-def _other(link: Link, rank: int) -> str:
-    return link.hosts[1] if link.ranks[0] == rank else link.hosts[0]

@@ -113,11 +113,8 @@ class Measured:
 
 def taking_part(ranks: Sequence[RankFacts]) -> list[RankFacts]:
     """The ranks whose package measures as rank 0's does: those of its version."""
-
-    def version(rank: RankFacts) -> str:
-        return next((f.value for f in rank.facts if f.name == "deepspeed-smddp"), "")
-
-    return [rank for rank in ranks if version(rank) == version(ranks[0])]
+    name = "deepspeed-smddp"
+    return [rank for rank in ranks if rank.value(name) == ranks[0].value(name)]
 
 
 def plan(ranks: Sequence[RankFacts], clock: str) -> Plan:
@@ -126,7 +123,7 @@ def plan(ranks: Sequence[RankFacts], clock: str) -> Plan:
     first: dict[str, int] = {}
     for rank in taking_part(ranks):
         first.setdefault(rank.host_id, rank.rank)
-        if any(fact.name == "libfabric" for fact in rank.facts):
+        if rank.value("libfabric"):
             able.setdefault(rank.host_id, rank.rank)
     return Plan(sorted(able.values()), sorted(first.values()), clock)
 

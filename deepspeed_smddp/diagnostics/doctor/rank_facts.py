@@ -97,9 +97,7 @@ def _libfabric_file() -> str:
 def collect(rank: int, ds_config: Path | None, nonce: str) -> RankFacts:
     """The facts of this process; a part that fails becomes a problem and stops no other part.
 
-    Args:
-        ds_config: the DeepSpeed config whose settings apply, or None.
-        nonce: the same on all ranks of this run; secrets are compared by a hash with it.
+    Secrets are compared by a hash with ``nonce``, the same on all ranks of this run.
     """
     host_id = checks.host_identity()
     own = RankFacts(rank, launchers.host_name(), host_id, int(os.environ.get("LOCAL_RANK") or 0))
@@ -110,8 +108,7 @@ def collect(rank: int, ds_config: Path | None, nonce: str) -> RankFacts:
     if ds_config is not None:
         _extend(own, "config", lambda: config_check.config_findings(ds_config))
     _extend(own, "limits", machine.machine_findings)
-    provider = next((fact.value for fact in own.facts if fact.name == "libfabric"), "")
-    _extend(own, "networks", lambda: machine.network_findings(provider))
+    _extend(own, "networks", lambda: machine.network_findings(own.value("libfabric")))
     return own
 
 

@@ -53,8 +53,7 @@ class Rendezvous:
     ) -> dict[int, T]:
         """On rank 0: the values of the ranks that published one in time. On others: empty.
 
-        Args:
-            ranks: those that rank 0 waits for; all by default.
+        Rank 0 waits for ``ranks``, all by default.
         """
         self.put(f"{key}/{self.rank}", own)
         if self.rank != 0:

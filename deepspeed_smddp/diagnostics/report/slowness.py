@@ -164,6 +164,18 @@ def slow_links(ranks: Sequence[Seen]) -> list[Slow]:
     return sorted(found, key=lambda link: -link.share)
 
 
+def news(ranks: Sequence[Seen], said: set[str]) -> list[Slow]:
+    """The slowest rank and the costliest link of an interval, if they were not those of the last.
+
+    ``said`` has the keys of the last, and then those of this one.
+    """
+    found = slow_ranks(ranks)[:1] + slow_links(ranks)[:1]
+    fresh = [slow for slow in found if slow.who not in said]
+    said.clear()
+    said.update(slow.who for slow in found)
+    return fresh
+
+
 def _slow_host(
     host: str,
     slow: Mapping[Pair, float],

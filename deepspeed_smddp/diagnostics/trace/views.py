@@ -31,11 +31,7 @@ Row = tuple[str, str, Span, Event]
 
 
 def trace(timeline: Timeline, span: Span | None = None) -> dict[str, Any]:
-    """The whole file, for ``json.dump``.
-
-    Args:
-        span: only what overlaps this time, in seconds of the reference's clock; None: all.
-    """
+    """The whole file, for ``json.dump``, or what overlaps ``span``, in seconds of the one clock."""
     zero = timeline.zero if span is None else span[0]
     last = timeline.last_calls()
     events: list[Event] = []

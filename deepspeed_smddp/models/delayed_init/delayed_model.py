@@ -6,6 +6,7 @@ They go into the model's own tensors, or into ZeRO-3's partitions.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -96,14 +97,14 @@ def materialize(
     return model
 
 
+@dataclass(frozen=True)
 class Slot:
     """A place in a module that holds a parameter or buffer without memory."""
 
-    def __init__(self, module: nn.Module, name: str, tensor: torch.Tensor) -> None:
-        self.module = module
-        self.name = name
-        self.view = View.of(tensor)
-        self.is_parameter = isinstance(tensor, nn.Parameter)
+    module: nn.Module
+    name: str
+    view: View
+    is_parameter: bool
 
     @property
     def tensor(self) -> Any:
@@ -126,8 +127,9 @@ class Recipe:
         for module in model.modules():
             for name, tensor in (*module._parameters.items(), *module._buffers.items()):
                 if tensor is not None and tensor.is_meta:
-                    slot = Slot(module, name, tensor)
-                    self.slots.setdefault(slot.view.storage, []).append(slot)
+                    view = View.of(tensor)
+                    slot = Slot(module, name, view, isinstance(tensor, nn.Parameter))
+                    self.slots.setdefault(view.storage, []).append(slot)
 
 
 def by_tensor(slots: list[Slot]) -> list[list[Slot]]:

@@ -70,12 +70,7 @@ def replay(
     """Yields each wanted storage, its number and memory, once its content is final.
 
     Frees a storage after its last use. Every operation that draws random numbers is carried out;
-    the others only if a wanted storage depends on them.
-
-    Args:
-        operations: in the order in which they were recorded.
-        sizes: the bytes of each recorded storage.
-        wanted: the storages to yield.
+    the others only if a wanted storage depends on them. ``sizes``: bytes of each recorded storage.
     """
     plan = _Plan(operations, wanted)
     memory: dict[int, torch.UntypedStorage] = {}

@@ -83,13 +83,9 @@ class HostMemory:
     """Lends buffers, and reuses a buffer that was given back for the next request that fits.
 
     There are never more buffers than were in use at the same time: if no free buffer is large
-    enough, a free one is released and a new one allocated.
-
-    Args:
-        pinned: whether buffers are page-locked, as an accelerator needs for copies that run beside
-            its computation. Mapped files cannot be page-locked.
-        directory: buffers are mapped from files there. The files have no name, so that none is left
-            over however the process ends.
+    enough, a free one is released and a new one allocated. They are ``pinned``, as an accelerator
+    needs for copies beside its computation, or mapped from files in ``directory``, which cannot be.
+    The files have no name, so that none is left over however the process ends.
     """
 
     def __init__(self, pinned: bool, directory: str | None = None) -> None:
