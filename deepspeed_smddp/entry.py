@@ -17,7 +17,6 @@ from deepspeed_smddp.diagnostics import counters, hang_reporter, slow_watch
 from deepspeed_smddp.distributed import backend, extension, split_group
 
 _serving = ExitStack()  # what serves the latest job
-atexit.register(lambda: _serving.close())
 
 
 def create(options: Any, backend_options: Any = None) -> extension.core.ProcessGroupSMDDP:
@@ -38,8 +37,10 @@ def create(options: Any, backend_options: Any = None) -> extension.core.ProcessG
         monitoring.follow_optimizers()
         # Of this group's rendezvous: it holds nothing of ranks that were restarted.
         store = dist.PrefixStore(group.rendezvous, options.store)  # type: ignore[attr-defined]
+        atexit.unregister(_serving.close)
         _serving.close()
         _serving = ExitStack()
+        atexit.register(_serving.close)  # runs before what the extension has registered
         rank, ranks = options.group_rank, options.group_size
         slow_watch.start(_serving, store, rank, ranks)
         hang_reporter.start(_serving, store, rank, ranks, group.rendezvous)

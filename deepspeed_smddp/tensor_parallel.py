@@ -169,22 +169,17 @@ def _check_sizes(model: nn.Module, plan: dict[str, str], degree: int) -> None:
 
 
 def _parallelize(model: nn.Module, mesh: DeviceMesh, plan: dict[str, str]) -> None:
-    from torch.distributed.tensor import Replicate
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
+    from torch.distributed.tensor import Replicate, parallel
 
     styles = {
-        _COLUMNS: ColwiseParallel(),
-        _ROWS: RowwiseParallel(),
-        _ENTRIES: RowwiseParallel(input_layouts=Replicate()),
-        **dict.fromkeys(_COLUMNS_WHOLE, ColwiseParallel(output_layouts=Replicate())),
+        _COLUMNS: parallel.ColwiseParallel(),
+        _ROWS: parallel.RowwiseParallel(),
+        _ENTRIES: parallel.RowwiseParallel(input_layouts=Replicate()),
+        **dict.fromkeys(_COLUMNS_WHOLE, parallel.ColwiseParallel(output_layouts=Replicate())),
     }
     ties = _ties(model)
     for name, way in plan.items():
-        parallelize_module(model.get_submodule(name), mesh, styles[way])
+        parallel.parallelize_module(model.get_submodule(name), mesh, styles[way])
     for (first, first_name), *others in ties:
         parameter = getattr(first, first_name)
         for module, name in others:

@@ -27,7 +27,7 @@ from deepspeed_smddp.bench import bench_page
 from deepspeed_smddp.bench.bench_case import TITLES, BenchError, Case, cases
 from deepspeed_smddp.bench.bench_report import BenchReport
 from deepspeed_smddp.bench.sweep import Interruption, Rules, Sweep
-from deepspeed_smddp.diagnostics import output_files, pictures
+from deepspeed_smddp.diagnostics import output_files
 from deepspeed_smddp.diagnostics.doctor import machine
 from deepspeed_smddp.distributed import extension, launchers
 from deepspeed_smddp.version import __version__
@@ -77,8 +77,7 @@ def run(question: Question) -> int:
         raise BenchError("one rank has no other to exchange data with: start at least two")
     if not launched or os.environ["RANK"] == "0":
         output_files.check_writable(question.files)
-        if question.figure is not None:
-            pictures.check_available("the figure", question.figure)
+        output_files.check_picture("the figure", question.figure)
     return _as_rank(question) if launched else _run_local(size)
 
 
@@ -255,8 +254,7 @@ def _show(report: BenchReport, question: Question) -> None:
             page = question.json != output_files.STANDARD_OUTPUT
             if page:
                 bench_page.show(report, console)
-            if question.csv is not None:
-                output_files.write(question.csv, report.to_csv())
+            output_files.write(question.csv, report.to_csv())
             output_files.write_json(question.json, report.to_json())
             if question.figure is not None and report.results:
                 bench_page.draw(report, question.figure)

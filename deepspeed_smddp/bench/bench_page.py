@@ -14,7 +14,7 @@ from rich.text import Text
 from deepspeed_smddp.bench.bench_case import TITLES
 from deepspeed_smddp.bench.bench_report import BenchReport, Result
 from deepspeed_smddp.config.units import rate_text, size_text
-from deepspeed_smddp.diagnostics import pictures
+from deepspeed_smddp.diagnostics import output_files
 from deepspeed_smddp.diagnostics.report.wording import count
 
 WIDTH = 80
@@ -155,4 +155,4 @@ def draw(report: BenchReport, path: Path) -> None:
     handles, labels = grid.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower left", ncols=2, frameon=False, fontsize=9)
     figure.tight_layout(rect=(0, 0.25 / figure.get_figheight(), 1, 1))
-    pictures.save(figure, path, dpi=120)
+    output_files.save_picture(figure, path, dpi=120)

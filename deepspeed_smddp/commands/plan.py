@@ -12,7 +12,7 @@ from typer import Argument, Exit, Option
 
 from deepspeed_smddp.commands.json_option import JsonFile
 from deepspeed_smddp.config import ds_json
-from deepspeed_smddp.diagnostics import output_files, pictures
+from deepspeed_smddp.diagnostics import output_files
 from deepspeed_smddp.planning import PlanError, hardware, plan_page, training_job
 from deepspeed_smddp.planning.answer import answer
 from deepspeed_smddp.planning.model_shape import SIZES, ModelShape, of_text
@@ -55,8 +55,7 @@ def plan(
     Exits with 1 if it does not fit, with 2 if the question is wrong.
     """
     output_files.check_writable([as_json])
-    if png is not None:
-        pictures.check_available("the chart", png)
+    output_files.check_picture("the chart", png)
     shape = shape_of(model)
     if sequence:
         shape = replace(shape, sequence=sequence)

@@ -12,7 +12,7 @@ from typing import Annotated
 from typer import Argument, Option, echo
 
 from deepspeed_smddp.commands.report import ask
-from deepspeed_smddp.diagnostics import output_files, pictures
+from deepspeed_smddp.diagnostics import output_files
 from deepspeed_smddp.diagnostics.report import dump
 from deepspeed_smddp.diagnostics.report.dump import Dump, DumpError
 from deepspeed_smddp.diagnostics.report.wording import count, rank_list, verb
@@ -44,8 +44,7 @@ def trace(
     It has compute, waits and every collective. Asks a running job, or reads the dumps of a report.
     """
     output_files.check_writable([output])
-    if png is not None:
-        pictures.check_available("a picture", png)
+    output_files.check_picture("a picture", png)
     found = make(dumps or [])
     span = None if step is None else found.step(step)
     _write(found, span, output)

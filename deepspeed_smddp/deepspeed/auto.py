@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from deepspeed_smddp.config import settings
-from deepspeed_smddp.deepspeed import groups
+from deepspeed_smddp.deepspeed import operations
 from deepspeed_smddp.distributed import backend
 from deepspeed_smddp.errors import warn_once
 from deepspeed_smddp.tuning import auto_keys, measure
@@ -77,7 +77,7 @@ def _install() -> None:
 
 def _fill_in(original: Callable[..., Any], param_dict: Any, *args: Any, **kwargs: Any) -> Any:
     device = _device()
-    ours = device is not None and backend.serves(groups.resolve(None), device)
+    ours = device is not None and backend.serves(operations.resolve(None), device)
     if ours and _choice is not None and isinstance(param_dict, Mapping):
         param_dict = auto_keys.fill_zero(param_dict, _choice)
     return original(param_dict, *args, **kwargs)

@@ -180,11 +180,8 @@ def _serving(backend: str) -> str:
 
 
 def _agrees(requested: str, existing: str) -> bool:
-    if NAME in _names(requested) and _serving(requested) != _serving(existing):
-        return False
-    if ":" not in requested:
-        return requested in _names(existing)
-    return _names(requested) <= _names(existing)
+    alike = NAME not in _names(requested) or _serving(requested) == _serving(existing)
+    return alike and _names(requested) <= _names(existing)
 
 
 def _set_timeout() -> None:

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from deepspeed_smddp.config import settings
-from deepspeed_smddp.deepspeed import groups, operations
+from deepspeed_smddp.deepspeed import operations
 from deepspeed_smddp.upstream import wrapping
 
 FEATURE = "gather"
@@ -86,7 +86,7 @@ def _convert(
     original: Callable[..., None], init: Any, param: Any, *args: Any, **kwargs: Any
 ) -> None:
     original(init, param, *args, **kwargs)
-    operations.number(param, groups.resolve(init.get_partition_dp_group(param)))
+    operations.number(param, operations.resolve(init.get_partition_dp_group(param)))
     theirs = param.all_gather_coalesced
 
     def all_gather_coalesced(params: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
@@ -141,14 +141,14 @@ def _direct(init: Any, params: Sequence[Any], hpz: bool) -> bool:
         return False
     seen = {id(group): group for group in (_source(init, param, hpz)[0] for param in params)}
     device = params[0].ds_tensor.device
-    return all(groups.serves(group, FEATURE, device) for group in seen.values())
+    return all(operations.serves(group, FEATURE, device) for group in seen.values())
 
 
 def _plain(params: Sequence[Any]) -> bool:
     """Whether the shards are on the device that computes and travel as they are."""
     device = params[0].ds_tensor.device
     # Not computed on: shards that are kept in host memory.
-    return groups.computes_on(device) and all(
+    return operations.computes_on(device) and all(
         param.ds_tensor.device == device
         and not hasattr(param.ds_tensor, "ds_quant_scale")
         and getattr(param, "comm_dtype", param.ds_tensor.dtype) == param.ds_tensor.dtype
@@ -160,7 +160,7 @@ def _source(init: Any, param: Any, hpz: bool) -> tuple[Any, torch.Tensor]:
     """The group that gathers a parameter, and this rank's shard of it."""
     if hpz and init.zero_param_process_group is not None and param.ds_secondary_tensor is not None:
         return init.zero_param_process_group, param.ds_secondary_tensor
-    return groups.resolve(init.get_partition_dp_group(param)), param.ds_tensor
+    return operations.resolve(init.get_partition_dp_group(param)), param.ds_tensor
 
 
 def _start(init: Any, params: Sequence[Any], hpz: bool) -> Gathering:

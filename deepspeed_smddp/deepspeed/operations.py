@@ -1,4 +1,4 @@
-"""The collectives that this package starts for ZeRO-3: their labels, their memory, DeepSpeed's log.
+"""The collectives that this package starts for ZeRO-3: on what, their labels, DeepSpeed's log.
 
 DeepSpeed logs the calls of ``deepspeed.comm`` (``comms_logger``). The gathers and reductions of
 this package call the process group instead, and enter themselves, under the names and with the
@@ -16,11 +16,15 @@ from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 
+from deepspeed_smddp.distributed import backend
 from deepspeed_smddp.distributed.labels import labelled
+from deepspeed_smddp.upstream import source
 
 COMMS_LOG = "comms log"
 
+_CPU = torch.device("cpu")
 _LEAST_MS = 1e-3  # DeepSpeed divides by the latency
 _counts: WeakKeyDictionary[Any, Iterator[int]] = WeakKeyDictionary()  # by group
 
@@ -50,11 +54,30 @@ class Logged:
             enter()
 
 
-def are_logged() -> bool:
-    """Whether DeepSpeed logs operations."""
+def resolve(group: Any) -> Any:
+    """The group itself, or that of all ranks for None, which is DeepSpeed's name for it."""
+    return dist.group.WORLD if group is None else group
+
+
+def serves(group: Any, feature: str, device: torch.device = _CPU) -> bool:
+    """Whether ``feature`` may use smddp's coalesced operations on tensors of ``device`` in a group.
+
+    False while DeepSpeed logs operations in a way that this package does not know: the log then has
+    DeepSpeed's own.
+    """
     from deepspeed.comm import comm
 
-    return bool(comm.comms_logger.enabled)
+    if comm.comms_logger.enabled and not source.known(COMMS_LOG):
+        return False
+    group = resolve(group)
+    return backend.serves(group, device) and group.size() > 1 and source.known(feature)
+
+
+def computes_on(device: torch.device) -> bool:
+    """Whether DeepSpeed computes on ``device``, and it is of a type that smddp carries."""
+    from deepspeed.accelerator import get_accelerator
+
+    return device.type in ("cpu", "cuda") and device.type == get_accelerator().device_name()
 
 
 def start(

@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from deepspeed_smddp.deepspeed import groups, operations, reduce
+from deepspeed_smddp.deepspeed import operations, reduce
 from deepspeed_smddp.distributed import backend
 from deepspeed_smddp.upstream import versions, wrapping
 
@@ -71,7 +71,7 @@ class Overlap:
             assert param.ds_id not in started, "a bucket has one gradient per parameter"
             started.add(param.ds_id)
         gradients = [param.grad.to(dtype) for param in params]
-        group = groups.resolve(_group_of(self._optimizer, bucket))
+        group = operations.resolve(_group_of(self._optimizer, bucket))
         label = operations.described(params, "gradients of ")
         sums, work = reduce.start(gradients, group, *label)
         self._latest[dtype] = _Piece(params, sums, gradients, work)
@@ -96,13 +96,10 @@ class Overlap:
         if hasattr(bucket, "process_group"):
             bucket.process_group = None
         if bucket.buffer is not None:
-            spare = self._spare.pop(dtype, None)
-            if spare is None or (spare.shape, spare.dtype) != (
-                bucket.buffer.shape,
-                bucket.buffer.dtype,
-            ):
-                spare = torch.empty_like(bucket.buffer)
-            self._spare[dtype], bucket.buffer = bucket.buffer, spare
+            own, spare = bucket.buffer, self._spare.get(dtype)
+            if spare is None or (spare.shape, spare.dtype) != (own.shape, own.dtype):
+                spare = torch.empty_like(own)
+            self._spare[dtype], bucket.buffer = own, spare
 
     def free_spare(self, buckets: Mapping[torch.dtype, Any]) -> None:
         """Frees the second buffer of each bucket that has given up its own."""
@@ -161,7 +158,7 @@ def _init(original: Callable[..., None], optimizer: Any, *args: Any, **kwargs: A
     if (
         given.get("overlap_comm")
         and get_accelerator().is_synchronized_device()  # other devices have streams
-        and backend.serves(groups.resolve(optimizer.dp_process_group), torch.device("cpu"))
+        and backend.serves(operations.resolve(optimizer.dp_process_group), torch.device("cpu"))
         # Another class may override what is wrapped; this package's own calls what it overrides.
         and type(optimizer).__module__.startswith((_STAGE3, "deepspeed_smddp."))
     ):
@@ -178,7 +175,7 @@ def _add_gradient(
     overlap.collect()
     dtype = optimizer.get_param_comm_dtype(param)
     bucket = optimizer.ipg_buckets[dtype]
-    ranks = groups.resolve(_group_of(optimizer, bucket)).size()
+    ranks = operations.resolve(_group_of(optimizer, bucket)).size()
     size = sum(gradient.nbytes for gradient in _gradients(bucket))
     if size >= max(_PIECE, _PART * ranks) and _can_overlap(optimizer, bucket, dtype):
         overlap.start(bucket, dtype)
@@ -261,7 +258,7 @@ def _type_of_sums(optimizer: Any) -> torch.dtype:
 def _can_overlap(optimizer: Any, bucket: Any, dtype: torch.dtype) -> bool:
     """Whether DeepSpeed only adds the sums, and reads them only after the backward pass."""
     params, group = bucket.params, _group_of(optimizer, bucket)
-    count = groups.resolve(group).size()
+    count = operations.resolve(group).size()
     if (
         any(param.grad.numel() != param.ds_numel for param in params)
         or not optimizer.reduce_scatter
@@ -275,7 +272,7 @@ def _can_overlap(optimizer: Any, bucket: Any, dtype: torch.dtype) -> bool:
     ):
         return False
     gradients = [param.grad for param in params]
-    return reduce.plain(gradients) and groups.serves(group, FEATURE)
+    return reduce.plain(gradients) and operations.serves(group, FEATURE)
 
 
 def _has_groups_of_its_own(optimizer: Any, params: Any, group: Any, count: int) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from deepspeed_smddp.deepspeed import groups, operations
+from deepspeed_smddp.deepspeed import operations
 from deepspeed_smddp.upstream import wrapping
 
 FEATURE = "reduce"
@@ -51,14 +51,10 @@ def _reduce(
     *args: Any,
     **kwargs: Any,
 ) -> list[torch.Tensor]:
-    if (
-        not args
-        and not kwargs
-        and plain(tensors)
-        and groups.serves(group, FEATURE, tensors[0].device)
-    ):
-        return reduce_scatter(tensors, groups.resolve(group))
-    return original(tensors, group, *args, **kwargs)
+    other_way = bool(args or kwargs) or not plain(tensors)
+    if other_way or not operations.serves(group, FEATURE, tensors[0].device):
+        return original(tensors, group, *args, **kwargs)
+    return reduce_scatter(tensors, operations.resolve(group))
 
 
 def reduce_scatter(tensors: Sequence[torch.Tensor], group: Any) -> list[torch.Tensor]:
@@ -136,12 +132,7 @@ def _padded(flat: torch.Tensor, count: int) -> torch.Tensor:
 def plain(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether :func:`start` accepts these tensors."""
     return (
-        bool(tensors)
-        and groups.computes_on(tensors[0].device)
-        and all(
-            tensor.device == tensors[0].device
-            and tensor.dtype == tensors[0].dtype
-            and tensor.is_contiguous()
-            for tensor in tensors
-        )
+        len({(tensor.device, tensor.dtype) for tensor in tensors}) == 1
+        and operations.computes_on(tensors[0].device)
+        and all(tensor.is_contiguous() for tensor in tensors)
     )

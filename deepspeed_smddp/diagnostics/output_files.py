@@ -1,4 +1,7 @@
-"""The files that the commands write, refused before the work that fills them."""
+"""The files that the commands write, refused before the work that fills them.
+
+Pictures are of matplotlib, of the extra ``plots``.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +40,14 @@ def check_writable(paths: Iterable[Path | None]) -> None:
             raise OutputError(f"{path} can't be written: it is a folder, or {folder} is read-only")
 
 
-def write(path: Path, text: str) -> None:
-    """Writes the whole file; an earlier one stays whole if that fails.
+def write(path: Path | None, text: str) -> None:
+    """Writes the whole file; an earlier one stays whole if that fails. Without a path, nothing.
 
     Raises:
         OutputError: the file can't be written.
     """
+    if path is None:
+        return
     if path == STANDARD_OUTPUT:
         print(text, flush=True)
         return
@@ -53,6 +58,40 @@ def write(path: Path, text: str) -> None:
 
 
 def write_json(path: Path | None, value: Any) -> None:
-    """The same of a value as JSON; without a path, nothing."""
-    if path is not None:
-        write(path, json.dumps(value, indent=1))
+    """The same of a value as JSON."""
+    write(path, json.dumps(value, indent=1))
+
+
+def check_picture(what: str, path: Path | None) -> None:
+    """Whether a picture can be made; ``what`` it is: "the chart". Without a path, nothing.
+
+    Raises:
+        CommandError: matplotlib is missing; or it does not know the format, or there is no folder
+            for the file.
+    """
+    if path is None:
+        return
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError:
+        raise CommandError(
+            f"{what} needs matplotlib: pip install 'deepspeed-smddp[plots]'"
+        ) from None
+    known = sorted(FigureCanvasBase.get_supported_filetypes())
+    if path.suffix[1:].lower() not in known:
+        raise OutputError(
+            f"{path} can't be written: the end of the name is its format, one of {', '.join(known)}"
+        )
+    check_writable([path])
+
+
+def save_picture(figure: Any, path: Path, **options: Any) -> None:
+    """Writes the picture; its format follows from the file's name.
+
+    Raises:
+        CommandError: the file can't be written, or matplotlib does not know the format.
+    """
+    try:
+        figure.savefig(path, **options)
+    except (OSError, ValueError) as why:
+        raise CommandError(f"{path} can't be written: {why}") from None

@@ -158,11 +158,8 @@ def simulated(collective: str, hosts: int, shard: float, rate: float) -> Simulat
     """
     of = table()
     ratios = _log_ratios(collective)
-    r, h, s = (
-        _place(of.gbit, rate / gbit(1)),
-        _place(of.hosts, hosts),
-        _place(of.shard_bytes, shard),
-    )
+    r, h = _place(of.gbit, rate / gbit(1)), _place(of.hosts, hosts)
+    s = _place(of.shard_bytes, shard)
     log_ratio = _between(r, lambda i: _between(h, lambda j: _between(s, lambda k: ratios[i][j][k])))
     seconds = math.exp(log_ratio) * of.bound(hosts, shard, rate)
     return Simulated(seconds, _origin(collective, hosts, shard, rate))

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deepspeed_smddp.diagnostics import pictures
+from deepspeed_smddp.diagnostics import output_files
 from deepspeed_smddp.diagnostics.report.wording import count
 from deepspeed_smddp.planning.answer import Answer, Planned, host_bytes
 from deepspeed_smddp.planning.recommendation import ds_config
@@ -85,7 +85,7 @@ def draw(answer: Answer, path: Path) -> None:
     axes.set_title(f"{shown.job.shape.name} on {shown.job.cluster.name}", fontsize=10)
     axes.grid(color="#eee")
     axes.legend(frameon=False)
-    pictures.save(figure, path, dpi=120)
+    output_files.save_picture(figure, path, dpi=120)
 
 
 def describe(job: Job) -> str:

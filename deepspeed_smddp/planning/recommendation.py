@@ -23,7 +23,6 @@ class Change:
     """One change of a job: what it is, and the seconds of its step with it."""
 
     text: str
-    job: Job
     seconds: float
     fits: bool
 
@@ -105,7 +104,7 @@ def single_changes(job: Job) -> list[Change]:
     if job.hosts > 1:
         fast = replace(job.cluster, network_rate=2 * job.cluster.network_rate)
         found["twice the network"] = job.having(cluster=fast)
-    changes = [Change(t, j, step_time(j).total, fits(j)) for t, j in found.items()]
+    changes = [Change(t, step_time(j).total, fits(j)) for t, j in found.items()]
     return sorted(changes, key=lambda change: change.seconds)
 
 

@@ -131,7 +131,7 @@ def gather_parameters(ctx: Context) -> dict[str, int]:
             )
         )
     init = SimpleNamespace(zero_param_process_group=None, get_partition_dp_group=lambda _: None)
-    assert zero_gather.groups.serves(dist.group.WORLD, zero_gather.FEATURE)
+    assert zero_gather.operations.serves(dist.group.WORLD, zero_gather.FEATURE)
     backend.reset_statistics()
     gathering = zero_gather._start(init, params, hpz=False)
     assert params[0].ds_status is Status.INFLIGHT
@@ -195,7 +195,7 @@ def reduce_gradients(ctx: Context) -> dict[str, int]:
         part = -(-gradient.numel() // ctx.size)
         wanted.append(mean[ctx.rank * part : (ctx.rank + 1) * part])
     assert zero_reduce.plain(gradients)
-    assert zero_reduce.groups.serves(dist.group.WORLD, zero_reduce.FEATURE)
+    assert zero_reduce.operations.serves(dist.group.WORLD, zero_reduce.FEATURE)
     backend.reset_statistics()
     ours = zero_reduce.reduce_scatter(gradients, dist.group.WORLD)
     assert all(torch.equal(a, b) for a, b in zip(ours, wanted, strict=True))

@@ -95,9 +95,8 @@ class ShardCheckpoints:
 
     def load_module_state_dict(self, checkpoint: Any, *args: Any, **options: Any) -> None:
         """Loads buffers and placeholders, and frozen parameters only if the shards are the same."""
-        if checkpoint.get("dp_world_size") != self._count and checkpoint.get(
-            "frozen_param_fragments"
-        ):
+        has_frozen = checkpoint.get("frozen_param_fragments")
+        if has_frozen and checkpoint.get("dp_world_size") != self._count:
             self._frozen_elsewhere = True
             checkpoint = {**checkpoint, "frozen_param_fragments": None}
         self._original["load_module_state_dict"](checkpoint, *args, **options)
@@ -106,9 +105,8 @@ class ShardCheckpoints:
         self, load_dir: str, tag: str, load_optimizer_states: bool = True
     ) -> bool:
         engine = self._engine
-        if engine.load_universal_checkpoint() or (
-            engine.loaded_checkpoint_dp_world_size == self._count
-        ):
+        universal = engine.load_universal_checkpoint()
+        if universal or engine.loaded_checkpoint_dp_world_size == self._count:
             # DeepSpeed compares the number of files with the whole data-parallel world.
             with replaced(engine, "seq_dp_world_size", self._count):
                 return bool(

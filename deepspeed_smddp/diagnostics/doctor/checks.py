@@ -234,13 +234,8 @@ def gpu_findings() -> Iterator[Finding]:
     elif len(names) > 1:
         yield Finding("GPU peer access", "between all GPUs")
     kernels = extension.core.device_statistics()["kernels"]
-    yield Finding(
-        "GPU kernels",
-        "built in"
-        if kernels
-        else "not built in: build again on a machine with nvcc, or set reduce_on to cpu",
-        Verdict.OK if kernels else Verdict.LIMITED,
-    )
+    more = "not built in: build again on a machine with nvcc, or set reduce_on to cpu"
+    yield Finding("GPU kernels", "built in") if kernels else limited("GPU kernels", more)
     yield Finding(
         "GDRCopy",
         f"version {report['gdrcopy']}: flags between hosts lie in GPU memory"

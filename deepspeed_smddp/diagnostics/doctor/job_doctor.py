@@ -59,8 +59,7 @@ class JobReport:
 
     def show(self, json: Path | None) -> None:
         """Prints it as a page of 80 columns, and writes it as JSON."""
-        if json is not None:
-            output_files.write(json, self.as_json())
+        output_files.write(json, self.as_json())
         if json != output_files.STANDARD_OUTPUT:
             console = Console()
             console.print(page(self), width=min(WIDTH, console.width), soft_wrap=False)
@@ -88,9 +87,8 @@ def _alone(ds_config: Path | None, json: Path | None) -> int:
     except SmddpConfigError as error:
         findings.append(Finding("settings", str(error), Verdict.FAILED))
     status = int(any(finding.verdict is Verdict.FAILED for finding in findings))
-    if json is not None:
-        found = {"status": status, "findings": findings, "settings": rows}
-        output_files.write(json, to_json(found, indent=2).decode())
+    found = {"status": status, "findings": findings, "settings": rows}
+    output_files.write(json, to_json(found, indent=2).decode())
     if json != output_files.STANDARD_OUTPUT:
         Console().print(page_of_process(findings, rows))
     return status

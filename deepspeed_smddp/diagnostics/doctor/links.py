@@ -289,10 +289,8 @@ def _slow_hosts(found: Sequence[Link], ranks: Sequence[RankFacts]) -> Iterator[D
     for rank, rate in sorted(best.items()):
         if rate < SLOW * median:
             members = facts.of_its_host(rank, ranks)
-            text = (
-                f"{rate_text(rate)} each way with the best of the other hosts; the median of all "
-            )
-            text += f"hosts is {rate_text(median)}"
+            text = f"{rate_text(rate)} each way with the best of the other hosts; "
+            text += f"the median of all hosts is {rate_text(median)}"
             yield facts.of_ranks("slow host", members, ranks, text)
 
 

@@ -33,18 +33,15 @@ _DTYPES = {
 }
 
 
-def write(dumps: Mapping[int, Dump], folder: Path) -> list[Path]:
+def write(dumps: Mapping[int, Dump], folder: Path) -> None:
     """Write ``rank_<rank>`` for each dump into a folder, which is made if it is missing.
 
     Raises:
         OSError: a file can't be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
     for rank, trace in traces(dumps).items():
-        paths.append(folder / f"{PREFIX}{rank}")
-        paths[-1].write_bytes(pickle.dumps(trace))
-    return paths
+        (folder / f"{PREFIX}{rank}").write_bytes(pickle.dumps(trace))
 
 
 def traces(dumps: Mapping[int, Dump]) -> dict[int, dict[str, Any]]:

@@ -251,11 +251,10 @@ class Timeline:
         last: dict[object, tuple[float, int]] = {}
         for line in self.ranks.values():
             for flight in line.flights:
-                call = (flight.span[0], line.rank)
-                if flight.operation.sequence > 0 and (
-                    flight.key not in last or call[0] > last[flight.key][0]
-                ):
-                    last[flight.key] = call
+                if flight.operation.sequence > 0:
+                    call = (flight.span[0], line.rank)
+                    known = last.get(flight.key, call)
+                    last[flight.key] = max(known, call, key=lambda c: c[0])
         return last
 
     def steps(self) -> dict[int, Span]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from deepspeed_smddp.diagnostics import pictures
+from deepspeed_smddp.diagnostics import output_files
 from deepspeed_smddp.diagnostics.trace.timeline import (
     Flight,
     HostClock,
@@ -200,7 +200,7 @@ def draw(timeline: Timeline, title: str, span: Span, path: Path) -> str:
         frameon=False,
         fontsize=9,
     )
-    pictures.save(figure, path)
+    output_files.save_picture(figure, path)
     return title
 
 
