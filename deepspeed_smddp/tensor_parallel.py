@@ -19,16 +19,14 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from deepspeed_smddp.errors import SmddpConfigError, no_divisor
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 DATA, TENSOR = "data", "tensor"
 _COLUMNS, _ROWS = "colwise", "rowwise"
@@ -59,8 +57,6 @@ def tensor_parallel(
         SmddpConfigError: the degree does not divide the ranks, or the model's heads or widths; the
             model has no plan, or one with a division that this module does not know.
     """
-    from torch.distributed.device_mesh import init_device_mesh
-
     check_degree(degree, dist.get_world_size())
     plan = division(model)
     _check_sizes(model, plan, degree)
@@ -183,9 +179,8 @@ def _parallelize(model: nn.Module, mesh: DeviceMesh, plan: dict[str, str]) -> No
     for (first, first_name), *others in ties:
         parameter = getattr(first, first_name)
         for module, name in others:
-            if getattr(getattr(module, name), "placements", None) != getattr(
-                parameter, "placements", None
-            ):
+            both = (parameter, getattr(module, name))
+            if len({getattr(one, "placements", None) for one in both}) > 1:
                 raise SmddpConfigError(
                     f"{type(model).__name__} ties {name} of a {type(module).__name__} to that of a "
                     f"{type(first).__name__}, which its plan divides in another way; use a "

@@ -111,7 +111,14 @@ def transform(
             "leave out config, or use DeepSpeed's MoE layer (deepspeed.moe.layer.MoE) over smddp",
         )
     if state.tp_size > 1:
-        return _divide(model)
+        # Imported at first use, because the import of torch's DTensor is slow.
+        from deepspeed_smddp import tensor_parallel
+
+        mesh = tensor_parallel.tensor_parallel(model, state.tp_size, seed=state.parameters.seed)
+        state.mesh = mesh[tensor_parallel.DATA]
+        state.tp_process_group = mesh[tensor_parallel.TENSOR].get_group()
+        state.rep_rank_process_group = state.mesh.get_group()
+        return model
     if all(p.device.type != "meta" for p in model.parameters()):
         model = model.to(device=device, dtype=dtype)
     elif dtype is not None:
@@ -130,17 +137,6 @@ def clip_grad_norm_(model: Any, max_norm: float, norm_type: float = 2.0) -> Any:
     if hasattr(model, "clip_grad_norm_"):
         return model.clip_grad_norm_(max_norm, norm_type)
     return nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type)
-
-
-def _divide(model: nn.Module) -> nn.Module:
-    # Imported at first use, because the import of torch's DTensor is slow.
-    from deepspeed_smddp import tensor_parallel
-
-    mesh = tensor_parallel.tensor_parallel(model, state.tp_size, seed=state.parameters.seed)
-    state.mesh = mesh[tensor_parallel.DATA]
-    state.tp_process_group = mesh[tensor_parallel.TENSOR].get_group()
-    state.rep_rank_process_group = state.mesh.get_group()
-    return model
 
 
 def _wrap_fsdp() -> None:

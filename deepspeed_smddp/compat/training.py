@@ -59,9 +59,8 @@ class DistributedModel(nn.Module):
             raise RuntimeError("smp.DistributedModel needs smp.init() before it")
         self._module = module
         self._passes = backward_passes_per_step
-        self._divisor = (
-            modelparallel.state.cfg.microbatches if average_grads_across_microbatches else 1
-        )
+        count = modelparallel.state.cfg.microbatches
+        self._divisor = count if average_grads_across_microbatches else 1
         self._engine: Any = None
         modelparallel.state.model = self
 

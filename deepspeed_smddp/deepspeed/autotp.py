@@ -44,7 +44,12 @@ def divided(call: Call, config: Mapping[str, Any]) -> Iterator[None]:
     device_type = get_accelerator().device_name()
     tensor_parallel.share_random_numbers(groups.get_tensor_model_parallel_group(), device_type)
     plan = _plan(model, parallel)
-    with _without_config(call.arguments.get("args")):
+    args = call.arguments.get("args")
+    with ExitStack() as stack:
+        # DeepSpeed refuses a config in the caller's ``args`` beside one that is passed.
+        for name in ("deepspeed_config", "deepscale_config"):
+            if hasattr(args, name):
+                stack.enter_context(replaced(args, name, None))
         yield
     seed = settings.current().section.tensor_parallel_seed
     rank = groups.get_tensor_model_parallel_rank()
@@ -89,16 +94,6 @@ def _make_groups(degree: int) -> Any:
             "this process, and DeepSpeed keeps one kind"
         )
     return groups
-
-
-@contextmanager
-def _without_config(args: Any) -> Iterator[None]:
-    # DeepSpeed refuses a config in the caller's ``args`` beside one that is passed.
-    with ExitStack() as stack:
-        for name in ("deepspeed_config", "deepscale_config"):
-            if hasattr(args, name):
-                stack.enter_context(replaced(args, name, None))
-        yield
 
 
 def _plan(model: Any, parallel: Mapping[str, Any]) -> dict[str, str]:

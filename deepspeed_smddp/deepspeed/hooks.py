@@ -84,15 +84,13 @@ def hook_accelerate(module: Any) -> None:
 
 def hook_transformers(module: Any) -> None:
     """Wraps ``TrainingArguments.__post_init__``, which makes the process group."""
-    arguments_type = module.TrainingArguments
-    fields = getattr(arguments_type, "__dataclass_fields__", {})
+    kind = module.TrainingArguments
+    fields = getattr(kind, "__dataclass_fields__", {})
     missing = [name for name in ("deepspeed", "ddp_timeout") if name not in fields]
     if missing:
         _leave("transformers", f"TrainingArguments has no field {missing[0]}")
     else:
-        arguments_type.__post_init__ = surround(
-            arguments_type.__post_init__, around_training_arguments
-        )
+        kind.__post_init__ = surround(kind.__post_init__, around_training_arguments)
 
 
 def _changed(deepspeed: Any) -> str | None:

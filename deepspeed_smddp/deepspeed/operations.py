@@ -10,6 +10,7 @@ the start.
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -146,14 +147,8 @@ def described(params: Sequence[Any], what: str = "") -> tuple[str, tuple[str, ..
         names = [debug_param2name(param) for param in params]
         if "unknown" in names:
             return f"ZeRO-3 {what}parameter {params[0].ds_id} of the model ({count})", (), digest
-        known[key] = f"ZeRO-3 {what}module {_module_of(names)} ({count})", tuple(names)
+        parts = [name.split(".")[:-1] for name in names]
+        shared = os.path.commonprefix(parts)  # noqa: RUF071 - of lists
+        module = ".".join(shared) or "(the model itself)"
+        known[key] = f"ZeRO-3 {what}module {module} ({count})", tuple(names)
     return (*known[key], digest)
-
-
-def _module_of(names: Sequence[str]) -> str:
-    shared = []
-    for parts in zip(*(name.split(".")[:-1] for name in names), strict=False):
-        if len(set(parts)) > 1:
-            break
-        shared.append(parts[0])
-    return ".".join(shared) or "(the model itself)"

@@ -6,7 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,9 +14,6 @@ import torch.distributed as dist
 from deepspeed_smddp.config import settings
 from deepspeed_smddp.distributed import deadline, extension
 from deepspeed_smddp.errors import logger
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Backend, Store
 
 FALLBACK_PREFIX = "fallback:"
 
@@ -110,7 +107,7 @@ def _reset_names_after_failed_world() -> None:
 
 def fallback_factory(
     options: Any, timeout: timedelta, backend_options: Any = None
-) -> Callable[[str, str], Backend]:
+) -> Callable[[str, str], Any]:
     """A function that makes the fallback backend for a device type.
 
     Its second argument names this making of the group and is the same on all its ranks: a store
@@ -129,7 +126,7 @@ def fallback_factory(
             type(backend_options).__name__,
         )
 
-    def make(device_type: str, rendezvous: str) -> Backend:
+    def make(device_type: str, rendezvous: str) -> Any:
         store = dist.PrefixStore(  # type: ignore[attr-defined]
             f"smddp-fallback/{rendezvous}/{device_type}", options.store
         )
@@ -140,7 +137,7 @@ def fallback_factory(
     return make
 
 
-def _gloo(store: Store, options: Any, timeout: timedelta) -> Backend:
+def _gloo(store: Any, options: Any, timeout: timedelta) -> Any:
     gloo = dist.ProcessGroupGloo
     interfaces = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
     gloo_options = gloo._Options()  # type: ignore[attr-defined]
@@ -152,7 +149,7 @@ def _gloo(store: Store, options: Any, timeout: timedelta) -> Backend:
     return gloo(store, options.group_rank, options.group_size, gloo_options)
 
 
-def _nccl(store: Store, options: Any, timeout: timedelta, given: Any) -> Backend:
+def _nccl(store: Any, options: Any, timeout: timedelta, given: Any) -> Any:
     if not dist.is_nccl_available():
         raise RuntimeError(
             "smddp hands this operation on CUDA tensors to NCCL, but this torch has no NCCL"

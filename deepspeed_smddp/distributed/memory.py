@@ -61,8 +61,9 @@ def share_(what: _Shareable) -> _Shareable:
         return what
     if not isinstance(what, torch.nn.Module):
         raise TypeError(f"share_() moves a tensor or a module, not {type(what).__name__}")
-    for tensor in _tensors_of(what):
-        if not extension.core.is_shared(tensor):
+    for tensor in chain.from_iterable(map(_parts, chain(what.parameters(), what.buffers()))):
+        movable = tensor.device.type == "cpu" and tensor.layout == torch.strided
+        if movable and tensor.numel() > 0 and not extension.core.is_shared(tensor):
             _share_tensor(tensor)
     return what
 
@@ -102,12 +103,6 @@ def install_if_asked() -> None:
     """
     if settings.current().process.shared_allocator:
         install()
-
-
-def _tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    for tensor in chain.from_iterable(map(_parts, chain(module.parameters(), module.buffers()))):
-        if tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.numel() > 0:
-            yield tensor
 
 
 def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -6,19 +6,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
 from deepspeed_smddp.errors import OR_ALL, SmddpConfigError, no_divisor, warn_once
 from deepspeed_smddp.fsdp import shared_collectives
 from deepspeed_smddp.upstream import source
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
@@ -40,8 +38,6 @@ def mesh(hybrid_shard_degree: int = 0, device_type: str | None = None) -> Device
         SmddpConfigError: the degree does not divide the number of ranks.
         RuntimeError: there is no default process group.
     """
-    from torch.distributed.device_mesh import init_device_mesh
-
     if not dist.is_initialized():
         raise RuntimeError('fsdp.mesh() divides ranks: call init_process_group("smddp") first')
     ranks = dist.get_world_size()

@@ -77,8 +77,8 @@ CLUSTERS = {
 }
 
 
-def cluster(name: str, network_gbit: float = 0, gpus_per_host: int = 8) -> Cluster:
-    """A cluster of the list, or hosts with a GPU of the list and a network of so many Gbit/s.
+def cluster(name: str, network_gbit: float = 0) -> Cluster:
+    """A cluster of the list, or hosts with 8 GPUs of the list and a network of so many Gbit/s.
 
     Raises:
         PlanError: neither list has the name, or a GPU was named without a network.
@@ -94,6 +94,4 @@ def cluster(name: str, network_gbit: float = 0, gpus_per_host: int = 8) -> Clust
         )
     if not network_gbit > 0:
         raise PlanError(f"{name} is a GPU: say with --network how many Gbit/s a host has")
-    if gpus_per_host < 1:
-        raise PlanError(f"a host has {gpus_per_host} GPUs; it has at least 1")
-    return Cluster(key, GPUS[key], gpus_per_host, gbit(network_gbit))
+    return Cluster(key, GPUS[key], 8, gbit(network_gbit))

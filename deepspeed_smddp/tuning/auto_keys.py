@@ -52,10 +52,8 @@ def set_all(config: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
 
 def element_size(config: Mapping[str, Any]) -> int:
     """Bytes of a parameter's element in an AllGather."""
-    for key in ("bf16", "bfloat16", "fp16"):
-        if _part(config, key).get("enabled") in (True, "auto"):
-            return 2
-    return 4
+    enabled = (_part(config, key).get("enabled") for key in ("bf16", "bfloat16", "fp16"))
+    return 2 if any(value in (True, "auto") for value in enabled) else 4
 
 
 def fill_zero(config: Mapping[str, Any], choice: Choice) -> dict[str, Any]:

@@ -90,21 +90,18 @@ def why_left(path: str) -> str | None:
 def _removed(path: str) -> bool:
     """Whether the lock was left; then it is removed, with a line."""
     try:
-        folder = os.open(os.path.dirname(path), os.O_RDONLY)
+        with contextlib.ExitStack() as on_return:
+            folder = os.open(os.path.dirname(path), os.O_RDONLY)
+            on_return.callback(os.close, folder)
+            with contextlib.suppress(OSError):
+                # One process after the other looks: the lock that the next one sees is another one.
+                fcntl.flock(folder, fcntl.LOCK_EX)
+            reason = why_left(path)
+            if reason is None:
+                return False
+            os.remove(path)
     except OSError:
         return False
-    try:
-        with contextlib.suppress(OSError):
-            # One process after the other looks: the lock that the next one sees is another one.
-            fcntl.flock(folder, fcntl.LOCK_EX)
-        reason = why_left(path)
-        if reason is None:
-            return False
-        os.remove(path)
-    except OSError:
-        return False
-    finally:
-        os.close(folder)
     logger.warning("smddp: removed the lock of a compilation, %s: %s", path, reason)
     return True
 

@@ -106,13 +106,17 @@ def setting_rows(ds_config: Any = None) -> list[SettingRow]:
         for part in one.path.split("."):
             value = getattr(value, part)
         rows.append(_row(one.path, value, resolved.source(one.path), one))
-        if one.path == "timeout_seconds":
-            rows.extend(_deepspeeds_timeout(rows[-1].source == settings.DEFAULT))
+        name = "DEEPSPEED_TIMEOUT"
+        if one.path == "timeout_seconds" and (given := os.environ.get(name)):
+            applies = rows[-1].source == settings.DEFAULT
+            does = "applies to the groups that it makes"
+            effect = does if applies else "timeout_seconds has precedence"
+            meaning = f"minutes that DeepSpeed asks torch for; {effect}"
+            rows.append(SettingRow(name, given, name, meaning))
     for one in settings_of(ProcessSettings):
         name = one.variable or ""
-        given = one.path in vars(resolved.process)
-        value = getattr(resolved.process, one.path)
-        rows.append(_row(name, value, name if given else settings.DEFAULT, one))
+        source = name if one.path in vars(resolved.process) else settings.DEFAULT
+        rows.append(_row(name, getattr(resolved.process, one.path), source, one))
     for one in settings_of(DebugSettings):
         if one.path in vars(resolved.debug):
             rows.append(_row(one.path, getattr(resolved.debug, one.path), DEBUG, one))
@@ -122,16 +126,6 @@ def setting_rows(ds_config: Any = None) -> list[SettingRow]:
 def _row(name: str, value: Any, source: str, one: Setting) -> SettingRow:
     shown = "set" if one.field.secret and value else show(value).strip('"')
     return SettingRow(name, shown or "-", source, one.field.meaning)
-
-
-def _deepspeeds_timeout(applies: bool) -> Iterator[SettingRow]:
-    name = "DEEPSPEED_TIMEOUT"
-    given = os.environ.get(name)
-    if given:
-        effect = (
-            "applies to the groups that it makes" if applies else "timeout_seconds has precedence"
-        )
-        yield SettingRow(name, given, name, f"minutes that DeepSpeed asks torch for; {effect}")
 
 
 def host_identity() -> str:

@@ -100,7 +100,15 @@ def of_ranks(
 
 def deviations(ranks: Sequence[RankFacts]) -> list[Deviation]:
     """Problems of ranks and facts in which ranks differ."""
-    return [*_problems(ranks), *_differences(ranks)]
+    by_problem: dict[Finding, list[int]] = {}
+    for rank in ranks:
+        for problem in rank.problems:
+            by_problem.setdefault(problem, []).append(rank.rank)
+    problems = (
+        of_ranks(found.name, who, ranks, found.text, found.verdict)
+        for found, who in by_problem.items()
+    )
+    return [*problems, *_differences(ranks)]
 
 
 def same(ranks: Sequence[RankFacts]) -> list[Fact]:
@@ -108,15 +116,6 @@ def same(ranks: Sequence[RankFacts]) -> list[Fact]:
     first = [fact for fact in ranks[0].facts if fact.scope == "job"]
     others = [{fact.name: fact.value for fact in rank.facts} for rank in ranks[1:]]
     return [fact for fact in first if all(rank.get(fact.name) == fact.value for rank in others)]
-
-
-def _problems(ranks: Sequence[RankFacts]) -> Iterator[Deviation]:
-    by_problem: dict[Finding, list[int]] = {}
-    for rank in ranks:
-        for problem in rank.problems:
-            by_problem.setdefault(problem, []).append(rank.rank)
-    for found, who in by_problem.items():
-        yield of_ranks(found.name, who, ranks, found.text, found.verdict)
 
 
 def _differences(ranks: Sequence[RankFacts]) -> Iterator[Deviation]:

@@ -75,10 +75,7 @@ def schedule(hosts: int) -> list[list[tuple[int, int]]]:
 
 def partner(pairs: list[tuple[int, int]], host: int) -> int | None:
     """The other host of this host's pair in a round; None if it has none."""
-    for first, second in pairs:
-        if host in (first, second):
-            return second if host == first else first
-    return None
+    return next((sum(pair) - host for pair in pairs if host in pair), None)
 
 
 def measure_pair(

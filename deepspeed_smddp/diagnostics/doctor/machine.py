@@ -39,7 +39,9 @@ def machine_facts(sysfs: Path = Path("/sys")) -> Iterator[Fact]:
     yield Fact("process limit", _limit(resource.RLIMIT_NPROC, str))
     yield Fact("NUMA nodes", str(len(_numa_nodes(sysfs)) or 1))
     yield Fact("NUMA nodes of the rank", _joined(rank_numa_nodes(sysfs)), scope="own")
-    yield Fact("NICs near the GPU", ", ".join(_nics_near_gpu(sysfs)) or "none", scope="own")
+    at = _gpu_of_rank(sysfs)[1]
+    near = [name for name, node in _nics(sysfs).items() if node == at >= 0]
+    yield Fact("NICs near the GPU", ", ".join(near) or "none", scope="own")
     swaps = _text(Path("/proc/swaps")).splitlines()
     yield Fact("swap in use", "yes" if len(swaps) > 1 else "no")
 
@@ -81,13 +83,12 @@ def _placement(sysfs: Path) -> Iterator[Finding]:
     """GPUs and RDMA NICs of a NUMA node from which this rank may not run, or apart."""
     own, every = rank_numa_nodes(sysfs), _numa_nodes(sysfs)
     bound = len(every) > 1 and len(own) < len(every)
-    gpu = _gpu_of_rank(sysfs)
-    at = -1 if gpu is None else _numa_node(gpu)
+    gpu, at = _gpu_of_rank(sysfs)
     nics = {name: node for name, node in _nics(sysfs).items() if node >= 0}
-    if gpu is not None and bound and at >= 0 and at not in own:
+    if bound and at >= 0 and at not in own:
         yield limited(
             "GPU affinity",
-            f"the rank runs on NUMA node {_joined(own)}, its GPU {gpu.name} is at {at}: "
+            f"the rank runs on NUMA node {_joined(own)}, its GPU {gpu} is at {at}: "
             f"start it with `numactl --cpunodebind={at}`",
         )
     if nics and bound and not set(nics.values()) & set(own):
@@ -97,19 +98,12 @@ def _placement(sysfs: Path) -> Iterator[Finding]:
             f"({_joined(nics)}) are at other nodes",
         )
     # The data of such a GPU cross between sockets.
-    if gpu is not None and nics and at >= 0 and at not in nics.values():
+    if nics and at >= 0 and at not in nics.values():
         yield limited(
             "NICs of the GPU",
-            f"GPU {gpu.name} is at NUMA node {at}, which has no NIC; those of the "
+            f"GPU {gpu} is at NUMA node {at}, which has no NIC; those of the "
             f"host ({_joined(nics)}) are at other nodes",
         )
-
-
-def _nics_near_gpu(sysfs: Path) -> list[str]:
-    """The RDMA devices at the NUMA node of this rank's GPU."""
-    gpu = _gpu_of_rank(sysfs)
-    at = -1 if gpu is None else _numa_node(gpu)
-    return [name for name, node in _nics(sysfs).items() if node == at >= 0]
 
 
 def _nics(sysfs: Path) -> dict[str, int]:
@@ -118,8 +112,8 @@ def _nics(sysfs: Path) -> dict[str, int]:
     return {device.name: _numa_node(device / "device") for device in devices}
 
 
-def _gpu_of_rank(sysfs: Path) -> Path | None:
-    """The PCI device of the GPU with this rank's local number; None if it is not clear which."""
+def _gpu_of_rank(sysfs: Path) -> tuple[str, int]:
+    """The PCI address of the GPU with this rank's local number, and its NUMA node; -1: unknown."""
     devices = sysfs / "bus/pci/devices"
     gpus = [
         device
@@ -128,11 +122,11 @@ def _gpu_of_rank(sysfs: Path) -> Path | None:
     ]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     listed = [int(part) for part in visible if part.isdigit()] or range(len(gpus))
-    local = os.environ.get("LOCAL_RANK", "")
     try:
-        return gpus[listed[int(local)]] if local.isdigit() else None
-    except IndexError:
-        return None
+        gpu = gpus[listed[int(os.environ.get("LOCAL_RANK", ""))]]
+    except (IndexError, ValueError):
+        return "", -1
+    return gpu.name, _numa_node(gpu)
 
 
 def _numa_nodes(sysfs: Path) -> dict[int, set[int]]:

@@ -75,10 +75,8 @@ class Rendezvous:
     def leave(self) -> None:
         """Keeps rank 0, which may serve the store, until the other ranks need it no more."""
         self.store.add("doctor/left", 1)
-        end = time.monotonic() + _LEAVING_SECONDS
-        while self.rank == 0 and self.store.add("doctor/left", 0) < self.size:
-            if time.monotonic() > end:
-                return
+        end = time.monotonic() + (_LEAVING_SECONDS if self.rank == 0 else 0.0)
+        while time.monotonic() < end and self.store.add("doctor/left", 0) < self.size:
             time.sleep(0.01)
 
 

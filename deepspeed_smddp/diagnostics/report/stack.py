@@ -208,7 +208,9 @@ def place_of(stacks: Sequence[Stack]) -> Place:
 
 def doing(frames: Sequence[Frame]) -> Place:
     """Where one thread stands; ``frames`` have the innermost last."""
-    frames = _without_report(frames)
+    made = f"{PACKAGE}.diagnostics"  # from here on, the calls that made the dump
+    end = next((i for i, f in enumerate(frames) if module_of(f).startswith(made)), len(frames))
+    frames = frames[:end]
     if not frames:
         return UNKNOWN
     at = next((i for i in range(len(frames) - 1, -1, -1) if is_user(frames[i])), None)
@@ -263,11 +265,3 @@ def _known(frame: Frame) -> list[tuple[Doing, str]]:
             known = text or called(frame)
             return [(kind, known.format(library=library, function=frame.function))]
     return []
-
-
-def _without_report(frames: Sequence[Frame]) -> Sequence[Frame]:
-    """The calls before those that made the dump."""
-    for i, frame in enumerate(frames):
-        if module_of(frame).startswith(f"{PACKAGE}.diagnostics"):
-            return frames[:i]
-    return frames
