@@ -213,7 +213,6 @@ def _sentence(kind: type[Parameters], error: ValidationError) -> str:
     key = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
         guess = nearest(key, [*kind.model_fields, *kind.idle])
-        return f'the parameter "{key}" is not known' + (
-            f'; did you mean "{guess}"?' if guess else ""
-        )
+        hint = f'; did you mean "{guess}"?' if guess else ""
+        return f'the parameter "{key}" is not known{hint}'
     return f'the parameter "{key}" is {first["input"]!r}: {first["msg"]}'

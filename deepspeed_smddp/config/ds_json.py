@@ -40,12 +40,6 @@ def of_initialize(arguments: Mapping[str, Any]) -> Any:
     return next((config for config in candidates if config is not None), None)
 
 
-def of_zero_init(arguments: Mapping[str, Any]) -> Any:
-    """The config among the arguments of ``deepspeed.zero.Init``, searched in its order."""
-    config = arguments.get("config_dict_or_path")
-    return arguments.get("config") if config is None else config
-
-
 def of_accelerate_launch() -> str | None:
     """The config file that ``accelerate launch --use_deepspeed`` passes to its processes."""
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() not in ("true", "1", "yes"):

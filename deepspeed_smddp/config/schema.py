@@ -11,6 +11,7 @@ and csrc/common/env.h lists those that the core reads; a test compares the two.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,11 +23,7 @@ if TYPE_CHECKING:  # by pydantic, which a process without a setting to check doe
 DEBUG = "SMDDP_DEBUG"
 
 
-def setting(*about: Any, **more: Any) -> Any:
-    """A :class:`Field`, for an attribute that has the type of its values."""
-    return Field(*about, **more)
-
-
+setting: Callable[..., Any] = Field  # for an attribute that has the type of its values
 setting_0_2 = partial(setting, since="0.2")
 engine_setting = partial(setting, of_engine=True)
 debug_setting = partial(setting, variable=False)

@@ -140,15 +140,10 @@ def around_initialize(call: Call) -> Iterator[None]:
     """
     given = call.arguments
     request = comm_backend.parse(ds_config.of_initialize(given))
-    comm_backend.initialise(
-        request,
-        make_group=given.get("dist_init_required") is not False,
-        **{
-            name: given[name]
-            for name in ("distributed_port", "dist_init_required")
-            if given.get(name) is not None
-        },
-    )
+    names = ("distributed_port", "dist_init_required")
+    passed = {name: given[name] for name in names if given.get(name) is not None}
+    make_group = given.get("dist_init_required") is not False
+    comm_backend.initialise(request, make_group=make_group, **passed)
     config = request.config
     _install(for_zero3=ds_config.at(config, "zero_optimization.stage") == 3)
     if not comm_backend.serves_default_group():
@@ -168,7 +163,8 @@ def around_initialize(call: Call) -> Iterator[None]:
 @contextmanager
 def around_zero_init(call: Call) -> Iterator[None]:
     """Around ``zero.Init.__init__``."""
-    request = comm_backend.parse(ds_config.of_zero_init(call.arguments))
+    config = call.arguments.get("config_dict_or_path")
+    request = comm_backend.parse(call.arguments.get("config") if config is None else config)
     comm_backend.initialise(request)
     enabled = call.arguments.get("enabled", True)
     _install(for_zero3=bool(enabled))

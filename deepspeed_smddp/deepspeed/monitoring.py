@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -32,7 +33,6 @@ _KEPT = 1000  # ends of steps
 
 _ends: deque[tuple[int, float]] = deque(maxlen=_KEPT)  # number, time.monotonic()
 _has_engine = False
-_is_hooked = False
 
 
 def follow_engine(engine: Any) -> None:
@@ -45,12 +45,10 @@ def follow_engine(engine: Any) -> None:
         wrapping.wrap(DeepSpeedEngine, "step", _step)
 
 
+@cache
 def follow_optimizers() -> None:
     """A default group is made: steps of torch's optimizers count from now on."""
-    global _is_hooked
-    if not _is_hooked:
-        _is_hooked = True
-        register_optimizer_step_post_hook(_after_optimizer)
+    register_optimizer_step_post_hook(_after_optimizer)
 
 
 def step_ends() -> list[dict[str, Any]]:
@@ -88,9 +86,8 @@ def _step(original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) 
         return result  # gradients accumulate
     _after_engine(engine.global_steps)
     monitor = getattr(engine, "monitor", None)
-    if not getattr(monitor, "enabled", False) or not _is_due_here():
-        return result
-    if engine.global_steps % (engine.steps_per_print() or _EVERY) == 0:
+    due = getattr(monitor, "enabled", False) and _is_due_here()
+    if due and engine.global_steps % (engine.steps_per_print() or _EVERY) == 0:
         _write(monitor, engine.global_samples)
     return result
 

@@ -127,7 +127,10 @@ class Overlap:
         # The bucket that fills may hold another gradient of the same parameter.
         waiting = [param.grad for param in piece.params]
         optimizer = self._optimizer
-        sums = [part.to(_type_of_sums(optimizer)) for part in piece.sums]
+        # The type in which stage 3 hands sums to ``partition_grads``.
+        before = versions.order(versions.version("DeepSpeed") or "") < (0, 19, 2)
+        kind = optimizer.dtype if before else optimizer.gradient_accumulation_dtype
+        sums = [part.to(kind) for part in piece.sums]
         optimizer.partition_grads(piece.params, sums)
         for param, gradient in zip(piece.params, waiting, strict=True):
             param.grad = gradient
@@ -225,11 +228,7 @@ def _offload(original: Callable[..., None], optimizer: Any, *args: Any, **kwargs
 
 
 def _gradients(bucket: Any) -> list[torch.Tensor]:
-    """The gradients that wait in a bucket.
-
-    Raises:
-        RuntimeError: other code has dropped one of them.
-    """
+    """The gradients that wait in a bucket; raises if other code has dropped one of them."""
     dropped = [param for param in bucket.params if param.grad is None]
     if dropped:
         label, *_ = operations.described(dropped, "gradients of ")
@@ -244,15 +243,6 @@ def _gradients(bucket: Any) -> list[torch.Tensor]:
 def _group_of(optimizer: Any, bucket: Any) -> Any:
     """The group that reduces a bucket; until 0.19.2 all buckets have the optimizer's."""
     return getattr(bucket, "process_group", optimizer.dp_process_group)
-
-
-def _type_of_sums(optimizer: Any) -> torch.dtype:
-    """The type in which stage 3 hands sums to ``partition_grads``."""
-    import deepspeed
-
-    before = versions.order(deepspeed.__version__) < (0, 19, 2)
-    kind: torch.dtype = optimizer.dtype if before else optimizer.gradient_accumulation_dtype
-    return kind
 
 
 def _can_overlap(optimizer: Any, bucket: Any, dtype: torch.dtype) -> bool:

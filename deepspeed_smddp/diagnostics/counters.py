@@ -23,14 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 from deepspeed_smddp.config.schema import Ledger
 from deepspeed_smddp.config.settings import Settings
-from deepspeed_smddp.distributed import backend, launchers, memory
+from deepspeed_smddp.distributed import backend, extension, launchers, memory
 from deepspeed_smddp.errors import logger
 from deepspeed_smddp.whole_file import replace
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from deepspeed_smddp._C import MemoryStatistics, StatisticsRow
 
 VERSION = 1  # of the object in JSON
 _REFUSED = "refused"  # the row that counts dropped messages; it is no collective
@@ -56,12 +54,12 @@ class Snapshot:
     time: float
     rank: int
     host: str
-    rows: list[StatisticsRow]
-    memory: MemoryStatistics
+    rows: list[extension.core.StatisticsRow]
+    memory: extension.core.MemoryStatistics
     peers: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def collectives(self) -> list[StatisticsRow]:
+    def collectives(self) -> list[extension.core.StatisticsRow]:
         """The rows of collectives: smddp's own first, then those that Gloo or NCCL carried out."""
         rows = [row for row in self.rows if row["collective"] != _REFUSED]
         return sorted(rows, key=lambda r: (_is_fallback(r), r["collective"], r["path"]))
@@ -149,7 +147,7 @@ def escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _is_fallback(row: StatisticsRow) -> bool:
+def _is_fallback(row: extension.core.StatisticsRow) -> bool:
     return row["path"].startswith(backend.FALLBACK_PREFIX)
 
 

@@ -18,7 +18,6 @@ def labelled(label: str, parameters: Sequence[str] = (), digest: int = 0) -> Ite
 
     ``parameters`` are the names of those that they move, if they are known. ``digest``, of 32 bits,
     stands for them and is equal on all ranks; an operation whose ranks have unequal ones fails.
-
     Contexts do not nest: an inner one ends the outer one's label.
     """
     extension.core.set_label(_number(label, tuple(parameters)), digest)

@@ -98,8 +98,7 @@ def enable(model: _Model, *, forward_prefetch: int = 1) -> _Model:
         shared_collectives.Reductions() if on_cpu and source.known("fsdp backward") else None
     )
     for module in sharded:
-        groups = _parameter_groups(module)
-        group = groups[0] if groups else None
+        group = next(iter(_parameter_groups(module)), None)
         module.set_custom_all_gather(shared_collectives.SharedAllGather(group))
         module.set_custom_reduce_scatter(
             shared_collectives.SharedReduceScatter(group, reductions if group else None)

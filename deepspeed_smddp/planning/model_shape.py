@@ -244,10 +244,8 @@ def of_transformers(config: Mapping[str, Any], name: str) -> ModelShape:
         sizes["tied"] = bool(config["tie_word_embeddings"])
     if family == "llama" and config.get("attention_bias"):
         sizes["bias"] = "all" if config.get("mlp_bias") else "qkv"
-    if family == "gpt2":
-        sizes["positions"] = sizes["sequence"]
-    if family == "opt":
-        sizes["positions"] = sizes["sequence"] + 2
+    if family in ("gpt2", "opt"):
+        sizes["positions"] = sizes["sequence"] + 2 * (family == "opt")
     if isinstance(config.get("head_dim"), int):
         sizes["head_size"] = config["head_dim"]
     return ModelShape(name, **sizes)

@@ -232,10 +232,9 @@ def gpu_time(job: Job, c: Values) -> GpuTime:
 def gemm_rate(job: Job, c: Values, columns: float) -> float:
     """FLOP/s of a product of all tokens by a matrix of hidden size x ``columns``."""
     gpu, precision = job.cluster.gpu, job.software.precision
-    share = c[f"gemm.{gpu.generation}"]
-    peak = gpu.half_flops
-    if precision == "fp8" and gpu.fp8_flops:
-        peak, share = gpu.fp8_flops, share * c["gemm.fp8"]
+    peak, share = gpu.flops(precision), c[f"gemm.{gpu.generation}"]
+    if peak == gpu.fp8_flops:
+        share *= c["gemm.fp8"]
         if job.software.rowwise:
             share *= c["gemm.rowwise"]
     tokens = job.micro_batch * job.shape.sequence
@@ -252,7 +251,10 @@ def _layer(job: Job, c: Values) -> tuple[float, float, float]:
     gemm = 2 * tokens * shape.layer_matrices / tensor / gemm_rate(job, c, columns)
     scores = 4 * tokens * shape.sequence * shape.q_width / tensor
     memory = gpu.memory_rate * c["memory.share"]
-    passes = c[f"elementwise.{_kernels(job)}"]
+    kernels = "gated" if shape.gated else "eager"
+    if job.software.compiled:
+        kernels = "compiled" if job.software.framework == "fsdp2" else "fused"
+    passes = c[f"elementwise.{kernels}"]  # over a layer's activations
     whole = shape.hidden / (tensor if job.scheme.sequence_parallel else 1)
     wide = (shape.ffn * (2 if shape.gated else 1) + shape.q_width) / tensor
     elementwise = 2 * passes * tokens * (4 * whole + wide) / memory
@@ -266,13 +268,6 @@ def _layer(job: Job, c: Values) -> tuple[float, float, float]:
         elements = tokens * shape.sequence * shape.heads / tensor
         elementwise += c["elementwise.scores"] * 2 * elements / memory
     return gemm, attention, elementwise
-
-
-def _kernels(job: Job) -> str:
-    """Which constant says how often elementwise kernels pass over a layer's activations."""
-    if job.software.compiled:
-        return "compiled" if job.software.framework == "fsdp2" else "fused"
-    return "gated" if job.shape.gated else "eager"
 
 
 def _outside(job: Job, c: Values) -> float:

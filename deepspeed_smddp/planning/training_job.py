@@ -166,8 +166,7 @@ class Job:
     @property
     def tokens_per_step(self) -> int:
         """Tokens of one optimizer step of all ranks."""
-        per_rank = self.micro_batch * self.accumulation * self.shape.sequence
-        return per_rank * self.data_parallel
+        return self.micro_batch * self.accumulation * self.shape.sequence * self.data_parallel
 
     def having(self, **changes: object) -> Job:
         """The same job with other values; names of ``Scheme`` and ``Software`` are taken as well.

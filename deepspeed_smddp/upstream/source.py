@@ -155,11 +155,7 @@ def _parsed(file: Path) -> ast.Module:
 
 
 def _file(module: str) -> Path:
-    """The file of a module.
-
-    Raises:
-        ImportError: there is no such module.
-    """
+    """The file of a module; raises ImportError if there is no such module."""
     spec = find_spec(module.partition(".")[0])
     for folder in (spec and spec.submodule_search_locations) or ():
         found = file_in(Path(folder).parent, module)

@@ -51,10 +51,7 @@ Around = Callable[[Call], AbstractContextManager[None]]
 
 
 def surround(function: Callable[..., Any], around: Around) -> Callable[..., Any]:
-    """A function with the same signature whose calls run inside the context ``around``.
-
-    One that was wrapped before is returned as it is.
-    """
+    """A function with the same signature whose calls run inside the context ``around``, once."""
     if is_wrapped(function):
         return function
     signature = inspect.signature(function)

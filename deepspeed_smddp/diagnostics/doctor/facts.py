@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
@@ -120,7 +120,10 @@ def same(ranks: Sequence[RankFacts]) -> list[Fact]:
 
 def _differences(ranks: Sequence[RankFacts]) -> Iterator[Deviation]:
     for example in {fact.name: fact for rank in reversed(ranks) for fact in rank.facts}.values():
-        for group in _compared_together(example, ranks):
+        together: dict[str, list[RankFacts]] = {}
+        for rank in ranks if example.scope != "own" else ():
+            together.setdefault("" if example.scope == "job" else rank.host_id, []).append(rank)
+        for group in together.values():
             values: dict[str, list[int]] = {}
             shown = {}
             for rank in group:
@@ -134,15 +137,6 @@ def _differences(ranks: Sequence[RankFacts]) -> Iterator[Deviation]:
                 shown[value] = ABSENT if fact is None else fact.shown
             if len(values) > 1:
                 yield _difference(example, values, shown, ranks)
-
-
-def _compared_together(fact: Fact, ranks: Sequence[RankFacts]) -> Iterable[Sequence[RankFacts]]:
-    if fact.scope == "own":
-        return []
-    together: dict[str, list[RankFacts]] = {}
-    for rank in ranks:
-        together.setdefault("" if fact.scope == "job" else rank.host_id, []).append(rank)
-    return together.values()
 
 
 def _difference(

@@ -61,11 +61,7 @@ def package_hash(folder: Path | None = None) -> str:
 
 def file_hash(path: Path) -> str:
     """A hash of a file's contents."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()[:_DIGITS]
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:_DIGITS]
 
 
 def _module_hash() -> str:
