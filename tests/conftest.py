@@ -32,7 +32,6 @@ QUICK = {
     "test_groups",
     "test_import_rules",
     "test_sharding_units",
-    "test_sizes",
     "test_tensor_parallel",
     "test_tune",
     "test_unsupported_features",
@@ -50,7 +49,6 @@ RARE = {
     "test_hf_trainer",
     "test_kubernetes",
     "test_measured_network",
-    "test_real_programs",
     "test_testbed",
     "test_tune_gain",
 }

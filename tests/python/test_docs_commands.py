@@ -119,23 +119,6 @@ def test_commands_exist(page: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        ("make no-such-target", "no target"),
-        ("make test NO_SUCH_VARIABLE=1", "reads no"),
-        ("srun smddp doctro", "no subcommand"),
-        ("smddp tune --ds-confg a.json", "no option"),
-        ("python examples/no_such.py", "no file"),
-        ("python -m tests.no_such", "no module"),
-        ("python benchmarks/collectives.py --no-such 1", "no option"),
-    ],
-)
-def test_a_wrong_command_is_noticed(command: str, said: str) -> None:
-    ((words),) = commands(f"```sh\n{command}  # comment\n```")
-    assert any(said in sentence for sentence in wrong_with(words, ""))
-
-
 def test_messages_of_the_troubleshooting_page_are_in_the_sources() -> None:
     page = (ROOT / "docs" / "troubleshooting.md").read_text()
     rows = re.findall(r"^\| `([^`]+)` \|", page[page.index("## By error message") :], re.MULTILINE)

@@ -35,20 +35,3 @@ def test_the_tree_has_every_fault_behind_its_switch(
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     mutants.make_tree(faults, tmp_path)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
-
-
-def test_forms_of_a_fault() -> None:
-    def switched(text: str, fault: str) -> str:
-        on = mutants.Fault("n", "f", text, fault, "b")
-        return on.switched().replace(f"::smddp::mutant({on.number}ul)", "ON")
-
-    assert switched("a < b", "a <= b") == "(ON ? (a <= b) : (a < b))"
-    assert switched("f();", "") == "{ if (ON) {  } else { f(); } }"
-    assert switched("if (a) f();", "if (a && !$MUTANT) f();") == "if (a && !ON) f();"
-
-
-def test_the_test_that_failed_is_named() -> None:
-    output = b"[ RUN      ] A.B\n[       OK ] A.B (0 ms)\n[ RUN      ] A.C\n"
-    assert mutants.failed_test(output, "crashes") == "A.C"
-    assert mutants.failed_test(output + b"[  FAILED  ] A.C (1 ms)\n", "fails") == "A.C"
-    assert mutants.failed_test(b"no test of GoogleTest", "fails") == ""

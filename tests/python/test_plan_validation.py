@@ -42,12 +42,6 @@ def test_the_closed_librarys_rows(number: int) -> None:
     assert abs(error) <= 0.15
 
 
-def test_errors_would_be_seen() -> None:
-    slower = dict(values()) | {"gemm.a100": values()["gemm.a100"] * 0.6}
-    errors = [fitting.error(row, job, slower) for row, job in COVERED if not row.fitted]
-    assert validation_page.within(errors, 0.2) < 0.9
-
-
 # ---- against the steps that were measured on emulated hosts
 
 

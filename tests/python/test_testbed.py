@@ -14,9 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.testbed import Testbed, ceiling, supervisor
-from tests.testbed.ceiling import Bulk
-from tests.testbed.links import BURST
+from tests.testbed import Testbed, supervisor
 
 pytestmark = pytest.mark.testbed
 
@@ -31,75 +29,6 @@ def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
             return False
         time.sleep(0.02)
     return True
-
-
-def output(bed: Testbed, host: int, script: str) -> str:
-    result = bed.hosts[host].run(["sh", "-c", script], capture_output=True, text=True, timeout=20)
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
-
-
-def received(bed: Testbed, host: int, seconds: float) -> float:
-    """Bits per second that arrive at the host's first NIC."""
-    start, before = time.monotonic(), bed.counters(host)[0]["rx_bytes"]
-    time.sleep(seconds)
-    after, end = bed.counters(host)[0]["rx_bytes"], time.monotonic()
-    return 8 * (after - before) / (end - start)
-
-
-def test_hosts_are_separate(testbed: MAKE) -> None:
-    bed = testbed(hosts=2, nics=2)
-    assert [host.name for host in bed.hosts] == ["host0", "host1"]
-    assert [output(bed, host, "uname -n") for host in (0, 1)] == ["host0", "host1"]
-    assert output(bed, 0, "ls /sys/class/net").split() == ["eth0", "eth1", "lo"]
-    output(bed, 0, "echo mine > /dev/shm/smddp-testbed-note")
-    assert output(bed, 0, "cat /dev/shm/*") == "mine"
-    assert output(bed, 1, "ls -A /dev/shm") == ""
-    assert not Path("/dev/shm/smddp-testbed-note").exists()
-    assert os.uname().nodename != "host0"
-
-
-def shaped(bed: Testbed) -> dict[tuple[int, int, str], int]:
-    """Bytes of frames that each link has carried, by host, NIC and direction."""
-    rows = [
-        (host.index, nic, row)
-        for host in bed.hosts
-        for nic, row in enumerate(bed.drops(host.index))
-    ]
-    return {(h, nic, way): row[way]["bytes"] for h, nic, row in rows for way in row}
-
-
-@pytest.mark.alone
-@pytest.mark.parametrize(("hosts", "nics"), [(3, 1), (2, 2)])
-def test_links_hold_their_rate_both_ways_at_once(testbed: MAKE, hosts: int, nics: int) -> None:
-    bed = testbed(hosts=hosts, rate="100mbit", nics=nics)
-    for _ in range(5):  # never more than the rate; how much less depends on other load
-        start, before = time.monotonic(), shaped(bed)
-        reached = ceiling(bed, seconds=1.5, warm_up=0.5)
-        after, seconds = shaped(bed), time.monotonic() - start
-        for link, count in after.items():
-            assert count - before[link] <= 12.5e6 * seconds + BURST, link
-        assert reached.rate == [nics * 12.5e6] * hosts
-        if 0.85 < reached.utilisation < 1:
-            break
-    else:
-        raise AssertionError(str(reached))
-
-
-def test_a_cut_cable_carries_nothing_until_it_is_restored(testbed: MAKE) -> None:
-    bed = testbed(hosts=2, rate="100mbit")
-    assert output(bed, 1, "cat /sys/class/net/eth0/carrier") == "1"
-    listening = Bulk(bed.hosts[1], [])
-    sending = Bulk(bed.hosts[0], [bed.hosts[1]])
-    sending.ask()
-    assert eventually(lambda: received(bed, 1, 0.2) > 50e6)
-    bed.cut(1, 0)
-    assert output(bed, 1, "cat /sys/class/net/eth0/carrier") == "0"
-    time.sleep(0.1)
-    assert received(bed, 1, 0.5) == 0
-    bed.restore(1, 0)
-    assert eventually(lambda: received(bed, 1, 0.2) > 50e6)
-    assert listening.process.poll() is sending.process.poll() is None
 
 
 OWNER = """

@@ -151,8 +151,8 @@ class Sum:
 class Call:
     """A call on one rank: guarded buffers, the call in its form, the checks afterwards."""
 
-    def __init__(self, case: Case, group: Any, layout: str, me: int, exact: bool) -> None:
-        self.case, self.group, self.layout, self.me, self.exact = case, group, layout, me, exact
+    def __init__(self, case: Case, group: Any, layout: str, me: int) -> None:
+        self.case, self.group, self.layout, self.me = case, group, layout, me
         self.size = len(layout)
         self.root = case.seed % self.size
         self.arena = Arena(case.offset)
@@ -222,9 +222,6 @@ class Call:
         assert got.shape == inputs[0].shape, f"{what}: shape {tuple(got.shape)}"
         if got.numel() == 0:
             return
-        if got.dtype in model.FLOATING and not self.exact:
-            assert model.near(got, inputs, operation), f"{what} is no {operation} of the inputs"
-            return
         got = model.copy(got).cpu()  # aligned, and where the inputs are
         # Only 16-bit sums depend on the owner; all other results are the same on every host.
         depends = got.dtype in model.HALF and operation in ("SUM", "AVG", "PRODUCT")
@@ -242,7 +239,7 @@ def begin(ctx: Context, case: Case, group: Any = None, ranks: Sequence[int] | No
     ranks = list(range(ctx.size)) if ranks is None else list(ranks)
     layout = layouts.restrict(ctx.layout, ranks)
     group = dist.group.WORLD if group is None else group
-    call = Call(case, group, layout, ranks.index(ctx.rank), ctx.exact)
+    call = Call(case, group, layout, ranks.index(ctx.rank))
     start = {
         "all_gather": _all_gather,
         "reduce_scatter": _reduce_scatter,

@@ -112,25 +112,6 @@ def reduced(
     return result.to(dtype)
 
 
-def mathematical(inputs: Sequence[torch.Tensor], operation: str) -> np.ndarray:
-    """The reduction in float64, the reference for the error of a floating-point result."""
-    values = np.stack([tensor.to(torch.float64).numpy() for tensor in inputs])
-    if operation == "AVG":
-        return values.mean(axis=0)
-    fold = {"SUM": np.sum, "MIN": np.min, "MAX": np.max, "PRODUCT": np.prod}[operation]
-    return fold(values, axis=0)
-
-
-def near(got: torch.Tensor, inputs: Sequence[torch.Tensor], operation: str) -> bool:
-    """Whether ``got`` equals the reduction within the rounding error of its type and size."""
-    ulp = torch.finfo(got.dtype).eps
-    scale = np.stack([tensor.to(torch.float64).abs().numpy() for tensor in inputs])
-    size = scale.prod(axis=0) if operation == "PRODUCT" else scale.sum(axis=0)
-    error = np.abs(got.to(torch.float64).numpy() - mathematical(inputs, operation))
-    tiny = torch.finfo(got.dtype).tiny
-    return bool((error <= ulp * len(inputs) * size + 16 * tiny).all())
-
-
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(raw(a), raw(b))
 

@@ -36,11 +36,6 @@ class Context:
     def size(self) -> int:
         return len(self.layout)
 
-    @property
-    def exact(self) -> bool:
-        """Whether this backend has the bit-exact numerics that smddp promises."""
-        return self.backend == "smddp"
-
 
 @dataclass
 class Failure:
