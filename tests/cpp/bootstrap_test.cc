@@ -1,8 +1,7 @@
-// How groups are made: the rank information, the exchanges over the store, the descriptors.
+// How groups are made: the rank information, the exchanges over the store.
 // tests/fuzz/rank_info.cc has arbitrary bytes.
 #include <barrier>
 #include <cstdlib>
-#include <filesystem>
 #include <future>
 #include <optional>
 #include <set>
@@ -155,7 +154,6 @@ struct Join {
 struct Joined {
   std::vector<CountingStore> stores;  // of each rank's last group
   std::vector<Status> status;
-  size_t keys = 0;  // that are left
 };
 
 // Makes groups over ranks that are threads, with an engine each, and returns the results of the
@@ -189,7 +187,6 @@ Joined join(const Join& how) {
       all.arrive_and_wait();
     }
   });
-  joined.keys = store.keys();
   return joined;
 }
 
@@ -249,20 +246,6 @@ TEST(Exchanges, OnlyRanksWithoutAnOpenFabricPublishAgain) {
   }
 }
 
-void expect_only_the_hosts_keys(const Joined& joined, size_t keys) {
-  for (const Status& status : joined.status) EXPECT_TRUE(status.ok()) << status.message();
-  EXPECT_EQ(joined.keys, keys);
-}
-
-// Of each of several hosts that it has joined, and the count of its first rank. Of a large group that all hosts
-// have joined, and the count of rank 0.
-TEST(Exchanges, NoRanksInformationStaysInTheStore) {
-  expect_only_the_hosts_keys(join({.layout = "AAA"}), 0);
-  expect_only_the_hosts_keys(join({.layout = "ABBA"}), 4);
-  expect_only_the_hosts_keys(join({.layout = "AAA", .few_ranks = 1}), 1);
-  expect_only_the_hosts_keys(join({.layout = "ABBA", .few_ranks = 1}), 5);
-}
-
 // The most that the ranks of a large group read, as in the picture of info_exchange.h: rank 0 one value per rank
 // and per host; the first rank of each other host rank 0's information, its host's and the table; the others the
 // place of the table instead; each one that all hosts have joined.
@@ -306,37 +289,6 @@ TEST(Exchanges, ARankWithoutFabricTellsAllRanksWhy) {
       EXPECT_TRUE(says(status, "nowhere0"));
     }
   }
-}
-
-int open_descriptors() {
-  int count = 0;
-  for (auto it = std::filesystem::directory_iterator("/proc/self/fd");
-       it != std::filesystem::directory_iterator(); ++it) {
-    ++count;
-  }
-  return count;
-}
-
-// Once the ranks that have met have asked one another whether they live.
-int lasting_descriptors() {
-  int least = open_descriptors();
-  for (int unchanged = 0; unchanged < 20; ++unchanged) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    int now = open_descriptors();
-    if (std::exchange(least, now) != now) unchanged = 0;
-  }
-  return least;
-}
-
-TEST(Descriptors, AGroupKeepsNoneOpen) {
-  int first = 0;
-  auto after = [&](int rank, Process&, int groups) {
-    if (rank != 0) return;
-    if (groups == 1) first = lasting_descriptors();
-    EXPECT_EQ(open_descriptors(), first);
-  };
-  expect_exchanges(join({.layout = "AABB", .after = after, .groups = 20}), 1, {0, 2});
-  EXPECT_GT(first, 0);
 }
 
 // --- a peer that does not join -------------------------------------------------------------------

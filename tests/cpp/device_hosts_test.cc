@@ -185,17 +185,6 @@ TEST(DeviceHosts, AGathersCopiesInsideTheHostBeginWhileDataComeFromOtherHosts) {
 
 // Tests of failures with several ranks on a host use sums, here and below: a rank whose waits are released
 // after a failure may still read its peers' inputs, and no rank writes these.
-TEST(DeviceHosts, ARankThatDoesNotCallIsNamedOnAllHosts) {
-  run_jobs("aabb", [](DeviceRank& r, Job& job) {
-    r.group->set_limit(1'000'000'000);
-    float *in = r.floats(128), *out = r.floats(32);
-    if (r.context.rank == 3) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(3500));
-      return;
-    }
-    expect_failure(r, job.scatter(in, out, 32), {"rank 3", "host-b"});
-  });
-}
 
 // The thread that submits waits for room in a stream that does not move. Nothing else of the group waits for
 // that thread: the deadline passes, and the streams are released.

@@ -3,7 +3,6 @@
 #include <barrier>
 #include <numeric>
 #include <random>
-#include <set>
 
 #include "common/clock.h"
 #include "world.h"
@@ -357,17 +356,14 @@ TEST(Failure, TheFirstCauseIsHandedOnUntilTheNextGroupIsMade) {
 // Rank 0, whose other group has broken, destroys this one or ends; rank 1 waits for it, or has nothing to do. Over
 // libfabric: a rank of another host is asked by its port.
 TEST(Failure, ARankThatLeavesTellsTheCauseAndBreaksNoIdleRank) {
-  struct Case {
-    const char* layout;
-    bool destroys, idle;
-  };
-  for (const Case& now : std::initializer_list<Case>{
-           {"AA", true, false}, {"AA", true, true}, {"AB", true, false}, {"AB", false, false}}) {
+  using Case = std::tuple<const char*, bool, bool>;
+  for (auto [layout, destroys, idle] :
+       {Case("AA", true, false), {"AA", true, true}, {"AB", true, false}, {"AB", false, false}}) {
     MemoryStore store;
     std::barrier both(2);
-    on_threads(2, [&](int rank) {
+    on_threads(2, [&, layout = layout, destroys = destroys, idle = idle](int rank) {
       auto process = std::move(Process::create().value());
-      std::string host(1, now.layout[rank]);
+      std::string host(1, layout[rank]);
       auto group = value_of(Group::create(
           *process, store, rank, 2, {.name = "g", .timeout_ns = 20'000'000'000, .host = host}));
       std::vector<int> in(10), out(20);
@@ -382,49 +378,18 @@ TEST(Failure, ARankThatLeavesTellsTheCauseAndBreaksNoIdleRank) {
           Engine::Lock lock = process->engine().lock();
           process->broke("rank 7 is lost");
         }
-        now.destroys ? group.reset() : process->engine().shutdown();
-      } else if (!now.idle) {
-        std::string end = now.destroys ? "has destroyed group 'g'" : "ended";
+        destroys ? group.reset() : process->engine().shutdown();
+      } else if (!idle) {
+        std::string end = destroys ? "has destroyed group 'g'" : "ended";
         EXPECT_TRUE(says(gather(), "rank 0 (A) " + end + ", after a failure: rank 7 is lost"));
       }
       both.arrive_and_wait();
-      if (rank == 1 && now.idle) {
+      if (rank == 1 && idle) {
         process->engine().shutdown();
         EXPECT_TRUE(group->status().ok()) << group->status().message();
       }
     });
   }
-}
-
-TEST(Bootstrap, GroupsOfOneProcessShareEngineAndEndpoint) {
-  MemoryStore stores[20];
-  on_threads(4, [&](int r) {
-    auto process = Process::create(network_of_tests());
-    ASSERT_TRUE(process.ok());
-    std::vector<std::unique_ptr<Group>> groups;
-    for (MemoryStore& store : stores) {
-      auto group =
-          Group::create(*process.value(), store, r, 4, {.name = "g", .host = r < 2 ? "A" : "B"});
-      ASSERT_TRUE(group.ok()) << group.status().message();
-      groups.push_back(std::move(group.value()));
-    }
-    std::vector<std::vector<int>> in, out;
-    std::vector<std::shared_ptr<Operation>> ops;
-    for (size_t g = 0; g < groups.size(); ++g) {
-      in.emplace_back(5000, r + static_cast<int>(g));
-      out.emplace_back(20000);
-    }
-    for (size_t g = 0; g < groups.size(); ++g) {
-      ops.push_back(gather_of(in[g], out[g], 4));
-      groups[g]->submit(ops[g], {}, true);
-    }
-    for (size_t g = 0; g < groups.size(); ++g) {
-      process.value()->engine().wait(*ops[g]);
-      ASSERT_TRUE(ops[g]->status().ok()) << ops[g]->status().message();
-      for (int q = 0; q < 4; ++q)
-        ASSERT_EQ(out[g][static_cast<size_t>(q) * 5000], q + static_cast<int>(g));
-    }
-  });
 }
 
 // One rank of those that break a group and make the next one, in one process.
@@ -461,6 +426,12 @@ class HealingRank {
     }
     all_.arrive_and_wait();
   }
+  // Of the next group, which works: another one than `before`, or the same.
+  void expect_endpoint(const std::vector<uint8_t>& before, bool is_new) {
+    auto next = make();
+    EXPECT_EQ(address() != before, is_new);
+    EXPECT_TRUE(gather(*next).ok());
+  }
   std::vector<uint8_t> address() { return process_->open_fabric()->facts().address; }
 
  private:
@@ -493,9 +464,7 @@ TEST(Healing, AGroupAfterABrokenOneHasANewEndpoint) {
           rank.break_group(*group);
           if (keeps_broken) broken.push_back(std::move(group));
           group.reset();
-          auto next = rank.make();
-          EXPECT_NE(rank.address(), before);
-          EXPECT_TRUE(rank.gather(*next).ok());
+          rank.expect_endpoint(before, true);
           if (keeps_broken) EXPECT_FALSE(rank.gather(*broken.back()).ok());
         }
       });
@@ -509,9 +478,7 @@ TEST(Healing, AGroupAfterOneThatHasEndedHasANewEndpoint) {
     EXPECT_TRUE(rank.gather(*group).ok());
     std::vector<uint8_t> before = rank.address();
     group.reset();
-    auto next = rank.make();
-    EXPECT_NE(rank.address(), before);
-    EXPECT_TRUE(rank.gather(*next).ok());
+    rank.expect_endpoint(before, true);
   });
 }
 
@@ -522,9 +489,7 @@ TEST(Healing, TheEndpointStaysWhileAnotherGroupUsesIt) {
     EXPECT_TRUE(rank.gather(*group).ok());
     std::vector<uint8_t> before = rank.address();
     rank.break_group(*group);
-    auto next = rank.make();
-    EXPECT_EQ(rank.address(), before);
-    EXPECT_TRUE(rank.gather(*next).ok());
+    rank.expect_endpoint(before, false);
     EXPECT_TRUE(rank.gather(*works).ok());
   });
 }

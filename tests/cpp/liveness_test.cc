@@ -14,9 +14,12 @@
 
 #include "child.h"
 #include "common/clock.h"
+#include "group/join_watch.h"
+#include "joining/heartbeat.h"
 #include "liveness/prober.h"
 #include "liveness/responder.h"
 #include "liveness/sockets.h"
+#include "world.h"
 
 namespace smddp::liveness {
 namespace {
@@ -331,3 +334,80 @@ TEST_F(ByTheClock, WithoutADescriptorToAskWithNothingIsSilence) {
 
 }  // namespace
 }  // namespace smddp::liveness
+
+namespace smddp {
+namespace {
+
+// --- ranks that make a group, and wait for one another
+
+// Calls `seen` when a key is found in it, before the caller knows.
+class ObservedStore : public MemoryStore {
+ public:
+  using MemoryStore::MemoryStore;
+  bool has(const std::string& key) override {
+    if (!MemoryStore::has(key)) return false;
+    seen();
+    return true;
+  }
+  std::function<void()> seen = [] {};
+};
+
+// A rank of another host that is waited for.
+class Awaited {
+ public:
+  explicit Awaited(uint64_t silence_ns) : process_(Process::create()) {
+    options_.name = "test";
+    options_.silence_ns = silence_ns;
+    info_.host = info_.host_name = "host-B";
+  }
+  // The first error of looks at it in so many seconds.
+  Status look_for(double seconds) {
+    JoinWatch watch(*process_.value(), store_, 2, options_);
+    Status status;
+    for (uint64_t until = now_ns() + static_cast<uint64_t>(seconds * 1e9);
+         status && now_ns() < until; usleep(20'000))
+      status = watch.look(1, info_, "host-A");
+    return status;
+  }
+  ObservedStore store_{std::chrono::seconds(5)};
+
+ private:
+  Result<std::unique_ptr<Process>> process_;
+  Group::Options options_;
+  RankInfo info_;
+};
+
+// It has made its group between a look for its count and the reading of it.
+TEST(JoinWatch, ARankThatEndsItsCountMeanwhileIsNotWaitedFor) {
+  Awaited awaited(4'000'000'000);
+  Heartbeat heart(awaited.store_, 1, kHeartbeat);
+  ASSERT_TRUE(heart.begin().ok());
+  awaited.store_.seen = [&] { heart.end(); };
+  uint64_t begun = now_ns();
+  EXPECT_TRUE(awaited.look_for(0.01).ok());
+  EXPECT_LT(now_ns() - begun, 2'000'000'000u);
+}
+
+// One that counts; one whose count stands still, and whose process was not seen to end, as it has no port; the same
+// without a limit on silence.
+TEST(JoinWatch, OnlyARankWhoseCountStandsStillIsCalledSilent) {
+  on_threads(3, [](int which) {
+    const bool counts = which == 0, limited = which < 2;
+    Awaited awaited(limited ? 4'000'000'000 : 0);
+    Heartbeat heart(awaited.store_, 1, counts ? kHeartbeat : std::chrono::milliseconds(0));
+    if (limited) ASSERT_TRUE(heart.begin().ok());
+    uint64_t begun = now_ns();
+    Status status = awaited.look_for(counts || !limited ? 7 : 9);
+    if (counts || !limited) {
+      EXPECT_TRUE(status.ok()) << status.message();
+      return;
+    }
+    EXPECT_GE(now_ns() - begun, 4'000'000'000u);
+    EXPECT_EQ(status.code(), Code::kPeerLost);
+    EXPECT_TRUE(says(status, "rank 1 (host-B) is lost while group 'test' is made"));
+    EXPECT_TRUE(says(status, "silence_seconds is 4 s"));
+  });
+}
+
+}  // namespace
+}  // namespace smddp

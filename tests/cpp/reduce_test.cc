@@ -137,6 +137,16 @@ T arbitrary(std::mt19937& random) {
   return value;
 }
 
+template <class T>
+std::vector<std::vector<T>> arbitrary_sources(size_t sources, size_t elements) {
+  std::mt19937 random(7);
+  std::vector<std::vector<T>> values(sources);
+  for (auto& source : values) {
+    for (size_t i = 0; i < elements; ++i) source.push_back(arbitrary<T>(random));
+  }
+  return values;
+}
+
 std::vector<kernels::Isa> isas() {
   std::vector<kernels::Isa> all;
   for (auto isa : {kernels::Isa::kBaseline, kernels::Isa::kAvx2, kernels::Isa::kAvx512}) {
@@ -200,11 +210,7 @@ TYPED_TEST(ReduceTyped, ResultsAreTheSameWithEveryInstructionSet) {
   using T = typename TypeParam::Element;
   constexpr Dtype dtype = TypeParam::kDtype;
   constexpr size_t kMostSources = 9, kMostElements = 200;
-  std::mt19937 random(7);
-  std::vector<std::vector<T>> values(kMostSources);
-  for (auto& source : values) {
-    for (size_t i = 0; i < kMostElements; ++i) source.push_back(arbitrary<T>(random));
-  }
+  auto values = arbitrary_sources<T>(kMostSources, kMostElements);
   for (ReduceOp op : kOps) {
     for (size_t n = 1; n <= kMostSources; ++n) {
       int by = op != ReduceOp::kAvg ? 1 : n == kMostSources ? 256 : static_cast<int>(n);
@@ -245,19 +251,13 @@ TYPED_TEST(ReduceTyped, ResultsInStepsAreTheSame) {
   using A = decltype(wide(T{}));
   constexpr Dtype dtype = TypeParam::kDtype;
   constexpr size_t n = 3, kMostElements = 200;
-  std::mt19937 random(11);
-  std::vector<std::vector<T>> values(n);
-  for (auto& source : values) {
-    for (size_t i = 0; i < kMostElements; ++i) source.push_back(arbitrary<T>(random));
-  }
+  auto values = arbitrary_sources<T>(n, kMostElements);
   for (ReduceOp op : kOps) {
     for (kernels::Isa isa : isas()) {
       ASSERT_TRUE(kernels::set_isa(isa));
       for (size_t count = 0; count <= kMostElements; ++count) {
         int by = op != ReduceOp::kAvg ? 1 : count % 2 == 0 ? 3 : 4;
-        Placed<A> sum({}, 0, 0);
-        std::vector<A> zeros(count);
-        sum = Placed<A>(zeros, count, 0);
+        Placed<A> sum(std::vector<A>(count), count, 0);
         Placed<T> out(values[0], count, 1);
         for (size_t k = 0; k < n; ++k) {
           Placed<T> source(values[k], count, count % 2 * k);
@@ -334,6 +334,8 @@ TYPED_TEST(ReduceHalf, EveryInstructionSetRoundsAlike) {
   }
 }
 
+class Reduce : public ReduceTyped<void> {};
+
 // As a rank reads a slot: it sees the word that was stored after the copy, and then the bytes of the copy.
 // How often it found old bytes.
 int streams_and_reads(size_t bytes, std::chrono::milliseconds time) {
@@ -370,17 +372,15 @@ int streams_and_reads(size_t bytes, std::chrono::milliseconds time) {
   return old;
 }
 
-TEST(Reduce, StreamedBytesAreVisibleBeforeWhatIsStoredAfterThem) {
-  kernels::Isa best = kernels::isa();
+TEST_F(Reduce, StreamedBytesAreVisibleBeforeWhatIsStoredAfterThem) {
   for (kernels::Isa isa : isas()) {
     kernels::set_isa(isa);
     for (size_t bytes : {256, 4096})
       EXPECT_EQ(streams_and_reads(bytes, std::chrono::milliseconds(100)), 0) << name_of(isa);
   }
-  kernels::set_isa(best);
 }
 
-TEST(Reduce, CopiesOfAnySizeToAnyAddress) {
+TEST_F(Reduce, CopiesOfAnySizeToAnyAddress) {
   std::vector<char> from(1000), to(1000), also(1000);
   for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<char>(i * 7);
   auto expect_copy = [&](const std::vector<char>& copy, size_t at, size_t back, size_t bytes) {
@@ -388,7 +388,6 @@ TEST(Reduce, CopiesOfAnySizeToAnyAddress) {
     ASSERT_EQ(copy[at + bytes], 1);
     ASSERT_TRUE(at == 0 || copy[at - 1] == 1);
   };
-  kernels::Isa best = kernels::isa();
   for (kernels::Isa isa : isas()) {
     kernels::set_isa(isa);
     for (size_t bytes = 0; bytes < 700; ++bytes) {
@@ -404,7 +403,6 @@ TEST(Reduce, CopiesOfAnySizeToAnyAddress) {
       expect_copy(also, back, back, bytes);
     }
   }
-  kernels::set_isa(best);
 }
 
 }  // namespace

@@ -1,11 +1,9 @@
-// A rank that can't make a group, for want of descriptors, memory, disk or a store: all ranks get an error that
+// A rank that can't make a group, for want of descriptors, memory or a store: all ranks get an error that
 // names it, at once and not when the store's timeout is over. The ranks are processes, each with limits of its
 // own, or threads.
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sched.h>
 #include <sys/mman.h>
-#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,14 +13,10 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <new>
 
 #include "common/clock.h"
-#include "file_store.h"
-#include "group/join_watch.h"
-#include "joining/heartbeat.h"
 #include "world.h"
 
 namespace smddp {
@@ -283,17 +277,6 @@ TEST_P(StartFailure, MemoryThatRunsOutOnOneRankIsToldToAll) {
       [](size_t extra) { return extra < 4 ? extra + 1 : 2 * extra; });
 }
 
-// Puts a full file system in the place of `directory`, for this process. Says in `store` that it may not.
-void mount_full(const char* directory, Store& store) {
-  if (unshare(CLONE_NEWNS) != 0 || mount("", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
-      mount("tmpfs", directory, "tmpfs", 0, "size=4096") != 0) {
-    (void)store.set("denied", {1});
-    return;
-  }
-  std::ofstream fill(std::string(directory) + "/fill");
-  fill << std::string(8192, 'x');
-}
-
 // Ends the process of a rank where it would set a key.
 class EndingStore : public PrefixStore {
  public:
@@ -371,33 +354,6 @@ TEST(StartFailures, ARankOfAFurtherGroupThatEndsIsNamedByAll) {
                                  {"AB~", 0, "joined/0"}});
 }
 
-// Nothing of a group lies in /dev/shm.
-TEST(StartFailures, AFullDevShmDoesNoHarm) {
-  SharedStore store;
-  auto before = [&](int) { mount_full("/dev/shm", store); };
-  auto reports = ForkedRanks("AAB", store, before).reports();
-  if (store.has("denied")) GTEST_SKIP() << "this process may not mount";
-  for (const Report& report : reports) EXPECT_TRUE(report.made) << report.text;
-}
-
-// The store's directory is on a full disk: for all ranks, as they share it.
-TEST(StartFailures, AFullDiskUnderTheStoreIsAnErrorAtOnce) {
-  char name[] = "/tmp/smddp-store-XXXXXX";
-  std::filesystem::path directory = mkdtemp(name);
-  FileStore store(directory, std::chrono::seconds(30));
-  SharedStore shared;
-  auto before = [&](int) { mount_full(directory.c_str(), shared); };
-  auto reports = ForkedRanks("AAB", store, before).reports();
-  std::filesystem::remove_all(directory);
-  if (shared.has("denied")) GTEST_SKIP() << "this process may not mount";
-  for (const Report& report : reports) {
-    EXPECT_TRUE(report.ended);
-    EXPECT_FALSE(report.made);
-    EXPECT_LT(report.seconds, kAtOnce);
-    EXPECT_TRUE(says(report.text, "could not write " + directory.string()));
-  }
-}
-
 // --- ranks as threads ----------------------------------------------------------------------------
 
 // A store whose connections break after `requests` requests of all ranks: those that wait are told, too.
@@ -468,75 +424,6 @@ TEST_P(StartFailure, AStoreThatDiesAtAnyRequestIsAnErrorAtOnce) {
     }
   }
   EXPECT_TRUE(made);
-}
-
-// Calls `seen` when a key is found in it, before the caller knows.
-class ObservedStore : public MemoryStore {
- public:
-  using MemoryStore::MemoryStore;
-  bool has(const std::string& key) override {
-    if (!MemoryStore::has(key)) return false;
-    seen();
-    return true;
-  }
-  std::function<void()> seen = [] {};
-};
-
-// A rank of another host that is waited for.
-class Awaited {
- public:
-  explicit Awaited(uint64_t silence_ns) : process_(Process::create()) {
-    options_.name = "test";
-    options_.silence_ns = silence_ns;
-    info_.host = info_.host_name = "host-B";
-  }
-  // The first error of looks at it in so many seconds.
-  Status look_for(double seconds) {
-    JoinWatch watch(*process_.value(), store_, 2, options_);
-    Status status;
-    for (uint64_t until = now_ns() + static_cast<uint64_t>(seconds * 1e9);
-         status && now_ns() < until; usleep(20'000))
-      status = watch.look(1, info_, "host-A");
-    return status;
-  }
-  ObservedStore store_{std::chrono::seconds(5)};
-
- private:
-  Result<std::unique_ptr<Process>> process_;
-  Group::Options options_;
-  RankInfo info_;
-};
-
-// It has made its group between a look for its count and the reading of it.
-TEST(JoinWatch, ARankThatEndsItsCountMeanwhileIsNotWaitedFor) {
-  Awaited awaited(4'000'000'000);
-  Heartbeat heart(awaited.store_, 1, kHeartbeat);
-  ASSERT_TRUE(heart.begin().ok());
-  awaited.store_.seen = [&] { heart.end(); };
-  uint64_t begun = now_ns();
-  EXPECT_TRUE(awaited.look_for(0.01).ok());
-  EXPECT_LT(now_ns() - begun, 2'000'000'000u);
-}
-
-// One that counts; one whose count stands still, and whose process was not seen to end, as it has no port; the same
-// without a limit on silence.
-TEST(JoinWatch, OnlyARankWhoseCountStandsStillIsCalledSilent) {
-  on_threads(3, [](int which) {
-    const bool counts = which == 0, limited = which < 2;
-    Awaited awaited(limited ? 4'000'000'000 : 0);
-    Heartbeat heart(awaited.store_, 1, counts ? kHeartbeat : std::chrono::milliseconds(0));
-    if (limited) ASSERT_TRUE(heart.begin().ok());
-    uint64_t begun = now_ns();
-    Status status = awaited.look_for(counts || !limited ? 7 : 9);
-    if (counts || !limited) {
-      EXPECT_TRUE(status.ok()) << status.message();
-      return;
-    }
-    EXPECT_GE(now_ns() - begun, 4'000'000'000u);
-    EXPECT_EQ(status.code(), Code::kPeerLost);
-    EXPECT_TRUE(says(status, "rank 1 (host-B) is lost while group 'test' is made"));
-    EXPECT_TRUE(says(status, "silence_seconds is 4 s"));
-  });
 }
 
 // docker0 has one address on all hosts. Ranks of one machine, as in all other tests, may well share one.

@@ -13,26 +13,16 @@
 #include <rdma/fi_rma.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
 #include <random>
 #include <utility>
 
-#define STUB_SYMBOL extern "C" __attribute__((visibility("default")))
-
 namespace stub {
-
-STUB_SYMBOL State* stub_state() {
-  static State only;
-  return &only;
-}
 
 namespace {
 
-State& state() { return *stub_state(); }
-void violation(const std::string& what) { state().violations.push_back(what); }
 void called(const std::string& what) { state().calls.push_back(what); }
 
 unsigned chance(size_t n) {
@@ -166,15 +156,6 @@ int enable(fid* object, int command, void*) {
   ep->enabled = true;
   called("fi_enable");
   return 0;
-}
-
-// A table of functions of which the stub has some.
-template <class Ops, class Fill>
-Ops* table(Fill&& fill) {
-  static Ops ops = {};
-  ops.size = sizeof ops;
-  fill(ops);
-  return &ops;
 }
 
 // ---- arrivals
@@ -411,22 +392,17 @@ int get_name(fid* object, void* address, size_t* size) {
 // ---- what domains and fabrics make
 
 int open_endpoint(fid_domain* domain, fi_info*, fid_ep** out, void*) {
+  static fi_ops_ep ops = {
+      .size = sizeof ops, .cancel = cancel, .getopt = get_option, .setopt = set_option};
+  static fi_ops_cm cm = {.size = sizeof cm, .getname = get_name};
+  static fi_ops_msg msg = {.size = sizeof msg, .recv = receive, .send = start_send};
+  static fi_ops_rma rma = {
+      .size = sizeof rma, .read = start_read, .write = start_write, .writemsg = start_message};
   Ep* ep = new Ep();
-  ep->ops = table<fi_ops_ep>([](fi_ops_ep& ops) {
-    ops.cancel = cancel;
-    ops.setopt = set_option;
-    ops.getopt = get_option;
-  });
-  ep->cm = table<fi_ops_cm>([](fi_ops_cm& ops) { ops.getname = get_name; });
-  ep->msg = table<fi_ops_msg>([](fi_ops_msg& ops) {
-    ops.recv = receive;
-    ops.send = start_send;
-  });
-  ep->rma = table<fi_ops_rma>([](fi_ops_rma& ops) {
-    ops.write = start_write;
-    ops.writemsg = start_message;
-    ops.read = start_read;
-  });
+  ep->ops = &ops;
+  ep->cm = &cm;
+  ep->msg = &msg;
+  ep->rma = &rma;
   ep->domain = static_cast<Domain*>(domain);
   endpoints[ep->name] = ep;
   called("fi_endpoint " + state().settings.domains[ep->domain->index]);
@@ -443,20 +419,19 @@ int insert(fid_av* raw, const void* address, size_t count, fi_addr_t* out, uint6
 }
 
 int open_av(fid_domain*, fi_av_attr*, fid_av** out, void*) {
+  static fi_ops_av ops = {.size = sizeof ops, .insert = insert};
   *out = new Av();
-  (*out)->ops = table<fi_ops_av>([](fi_ops_av& ops) { ops.insert = insert; });
+  (*out)->ops = &ops;
   return 0;
 }
 
 int open_cq(fid_domain*, fi_cq_attr* attr, fid_cq** out, void*) {
   if (attr->wait_obj != FI_WAIT_NONE) return -FI_ENOSYS;
   if (attr->format != FI_CQ_FORMAT_DATA) violation("a queue without room for immediate data");
+  static fi_ops_cq ops = {
+      .size = sizeof ops, .read = read_queue, .readerr = read_error, .strerror = error_detail};
   *out = new Cq();
-  (*out)->ops = table<fi_ops_cq>([](fi_ops_cq& ops) {
-    ops.read = read_queue;
-    ops.readerr = read_error;
-    ops.strerror = error_detail;
-  });
+  (*out)->ops = &ops;
   return 0;
 }
 
@@ -493,16 +468,12 @@ int register_attributes(fid* domain, const fi_mr_attr* attr, uint64_t flags, fid
 
 int open_domain(fid_fabric*, fi_info* info, fid_domain** out, void*) {
   const auto& all = state().settings.domains;
+  static fi_ops_domain ops = {
+      .size = sizeof ops, .av_open = open_av, .cq_open = open_cq, .endpoint = open_endpoint};
+  static fi_ops_mr mr = {.size = sizeof mr, .reg = register_memory, .regattr = register_attributes};
   auto* domain = new Domain();
-  domain->ops = table<fi_ops_domain>([](fi_ops_domain& ops) {
-    ops.av_open = open_av;
-    ops.cq_open = open_cq;
-    ops.endpoint = open_endpoint;
-  });
-  domain->mr = table<fi_ops_mr>([](fi_ops_mr& ops) {
-    ops.reg = register_memory;
-    ops.regattr = register_attributes;
-  });
+  domain->ops = &ops;
+  domain->mr = &mr;
   auto named = std::find(all.begin(), all.end(), info->domain_attr->name);
   domain->index = static_cast<size_t>(named - all.begin());
   state().bytes_of_domain.resize(all.size());
@@ -510,114 +481,16 @@ int open_domain(fid_fabric*, fi_info* info, fid_domain** out, void*) {
   return 0;
 }
 
-// ---- what is offered
-
-struct Info : fi_info {
-  Info() : fi_info{} { point_to_own(); }
-  explicit Info(const fi_info& from)
-      : fi_info(from),
-        tx(*from.tx_attr),
-        rx(*from.rx_attr),
-        ep(*from.ep_attr),
-        domain(*from.domain_attr),
-        fabric(*from.fabric_attr) {
-    next = nullptr;
-    point_to_own();
-    for (char** name : {&domain.name, &fabric.name, &fabric.prov_name})
-      if (*name != nullptr) *name = ::strdup(*name);
-  }
-  ~Info() {
-    for (char* name : {domain.name, fabric.name, fabric.prov_name}) std::free(name);
-  }
-  Info& operator=(const Info&) = delete;
-
-  fi_tx_attr tx = {};
-  fi_rx_attr rx = {};
-  fi_ep_attr ep = {};
-  fi_domain_attr domain = {};
-  fi_fabric_attr fabric = {};
-
- private:
-  void point_to_own() {
-    tx_attr = &tx;
-    rx_attr = &rx;
-    ep_attr = &ep;
-    domain_attr = &domain;
-    fabric_attr = &fabric;
-  }
-};
-
-Info* offer_of(const std::string& domain, bool device_memory) {
-  const Settings& settings = state().settings;
-  auto* info = new Info();
-  info->caps = FI_MSG | FI_SEND | FI_RECV;
-  if (!settings.messages_only)
-    info->caps |= FI_RMA | FI_WRITE | FI_REMOTE_WRITE | FI_READ | FI_REMOTE_READ;
-  if (device_memory) info->caps |= FI_HMEM;
-  info->mode = settings.consumes_receives ? FI_RX_CQ_DATA : 0;
-  info->addr_format = FI_ADDR_EFA;
-  info->rx.size = info->tx.size = 512;
-  if (settings.orders_messages) info->rx.msg_order = info->tx.msg_order = FI_ORDER_SAW;
-  info->ep.type = FI_EP_RDM;
-  info->ep.protocol = FI_PROTO_EFA;
-  info->ep.max_msg_size = SIZE_MAX;
-  info->domain.name = ::strdup(domain.c_str());
-  info->domain.mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED;
-  if (settings.provider_keys) info->domain.mr_mode |= FI_MR_PROV_KEY;
-  if (device_memory) info->domain.mr_mode |= FI_MR_HMEM;
-  info->domain.mr_key_size = info->domain.cq_data_size = 4;
-  info->domain.av_type = FI_AV_TABLE;
-  info->fabric.name = ::strdup(settings.provider.c_str());
-  info->fabric.prov_name = ::strdup(settings.provider.c_str());
-  return info;
-}
-
 }  // namespace
-}  // namespace stub
-
-using namespace stub;
-
-STUB_SYMBOL void fi_freeinfo(fi_info* info) {
-  while (info != nullptr) delete static_cast<Info*>(std::exchange(info, info->next));
-}
-
-STUB_SYMBOL fi_info* fi_dupinfo(const fi_info* info) {
-  return info != nullptr ? new Info(*info) : new Info();
-}
-
-STUB_SYMBOL int fi_getinfo(uint32_t, const char*, const char*, uint64_t, const fi_info* hints,
-                           fi_info** out) {
-  const Settings& settings = state().settings;
-  *out = nullptr;
-  bool device_memory = (hints->caps & FI_HMEM) != 0;
-  if (device_memory && (hints->domain_attr->mr_mode & FI_MR_HMEM) == 0)
-    violation("FI_HMEM without FI_MR_HMEM");
-  const char* wanted = hints->fabric_attr->prov_name;
-  if ((device_memory && !settings.device_memory) ||
-      (settings.messages_only && (hints->caps & FI_RMA) != 0) ||
-      (wanted != nullptr && settings.provider != wanted)) {
-    return -FI_ENODATA;
-  }
-  fi_info** at = out;
-  for (const std::string& domain : settings.domains) {
-    Info* info = offer_of(domain, device_memory);
-    *at = info;
-    at = &info->next;
-    // What a caller must do for the provider it has to offer.
-    if ((info->domain.mr_mode & ~hints->domain_attr->mr_mode) != 0 ||
-        (info->mode & ~hints->mode) != 0) {
-      fi_freeinfo(std::exchange(*out, nullptr));
-      return -FI_ENODATA;
-    }
-  }
-  return 0;
-}
 
 STUB_SYMBOL int fi_fabric(fi_fabric_attr*, fid_fabric** out, void*) {
+  static fi_ops_fabric ops = {.size = sizeof ops, .domain = open_domain};
   *out = new Fabric();
-  (*out)->ops = table<fi_ops_fabric>([](fi_ops_fabric& ops) { ops.domain = open_domain; });
+  (*out)->ops = &ops;
   return 0;
 }
 
 STUB_SYMBOL const char* fi_strerror(int error) { return std::strerror(error); }
 STUB_SYMBOL uint32_t fi_version() { return FI_VERSION(1, 22); }
+
+}  // namespace stub

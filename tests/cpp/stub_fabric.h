@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#define STUB_SYMBOL extern "C" __attribute__((visibility("default")))
+
 namespace stub {
 
 struct Settings {
@@ -38,6 +40,10 @@ struct State {
 };
 
 // The state of the shared object, however many times it was opened.
-extern "C" __attribute__((visibility("default"))) State* stub_state();
+STUB_SYMBOL State* stub_state();
+
+// In the shared object.
+inline State& state() { return *stub_state(); }
+inline void violation(const std::string& what) { state().violations.push_back(what); }
 
 }  // namespace stub
