@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import ranks
 from harness.ports import free_port
 from tests import jobs
@@ -37,6 +39,7 @@ FSDP2 = [
     *("--use_fsdp", "--fsdp_version=2", "--fsdp_auto_wrap_policy=TRANSFORMER_BASED_WRAP"),
     "--fsdp_transformer_layer_cls_to_wrap=LlamaDecoderLayer",
 ]
+ZERO3 = {"all_gather", "reduce_scatter"}
 
 
 # Of every process: rank 0 of a group of smddp leaves its counters.
@@ -130,6 +133,29 @@ def launch(*arguments: str) -> list[str]:
 def with_deepspeed(config: str) -> list[str]:
     """accelerate's arguments for a DeepSpeed config."""
     return ["--use_deepspeed", f"--deepspeed_config_file={config}"]
+
+
+def trainer_by(launcher: str, place: Place, backend: str) -> list[str]:
+    """The command of ``scripts/trainer.py`` with a ZeRO-3 config that names the backend."""
+    config = place.trainers_config(backend)
+    script = [str(SCRIPTS / "trainer.py"), str(place.model), *TRAINING]
+    if launcher == "torchrun":
+        start = ["torchrun", f"--nproc-per-node={RANKS}", f"--master-port={free_port()}"]
+        return [*start, *script, f"--deepspeed={config}"]
+    if launcher == "deepspeed":
+        start = ["deepspeed", f"--num_gpus={RANKS}", f"--master_port={free_port()}"]
+        return [*start, *script, f"--deepspeed={config}"]
+    return launch(*with_deepspeed(config), *script)
+
+
+def check_trainer(place: Place, launcher: str) -> None:
+    """Over smddp the Trainer learns, with the losses over Gloo."""
+    ours, theirs = (place.run(trainer_by(launcher, place, by)) for by in ("smddp", "gloo"))
+    assert len(ours.losses) == STEPS
+    assert ours.losses == pytest.approx(theirs.losses, abs=2e-3)
+    assert ours.losses[-1] < 0.9 * ours.losses[0]
+    assert ours.own >= ZERO3
+    assert not theirs.operations
 
 
 def _make_model(folder: Path) -> None:

@@ -19,13 +19,14 @@ from tests.hugging_face import (
     SCRIPTS,
     STEPS,
     TRAINING,
+    ZERO3,
     Place,
+    check_trainer,
     launch,
     with_deepspeed,
 )
 
 pytestmark = pytest.mark.timeout(600, method="signal")
-ZERO3 = {"all_gather", "reduce_scatter"}
 
 
 @pytest.fixture(scope="module")
@@ -57,26 +58,9 @@ def loop(place: Place) -> list[str]:
     return [str(SCRIPTS / "loop.py"), str(place.model), str(RATE), str(STEPS)]
 
 
-def trainer_by(launcher: str, place: Place, backend: str) -> list[str]:
-    config = place.trainers_config(backend)
-    script = [str(SCRIPTS / "trainer.py"), str(place.model), *TRAINING]
-    if launcher == "torchrun":
-        start = ["torchrun", f"--nproc-per-node={RANKS}", f"--master-port={free_port()}"]
-        return [*start, *script, f"--deepspeed={config}"]
-    if launcher == "deepspeed":
-        start = ["deepspeed", f"--num_gpus={RANKS}", f"--master_port={free_port()}"]
-        return [*start, *script, f"--deepspeed={config}"]
-    return launch(*with_deepspeed(config), *script)
-
-
 @pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "accelerate"])
 def test_trainer(place: Place, launcher: str) -> None:
-    ours = place.run(trainer_by(launcher, place, "smddp"))
-    theirs = place.run(trainer_by(launcher, place, "gloo"))
-    assert len(ours.losses) == STEPS
-    assert ours.losses == pytest.approx(theirs.losses, abs=2e-3)
-    assert ours.own >= ZERO3
-    assert not theirs.operations
+    check_trainer(place, launcher)
 
 
 def test_accelerate_with_a_deepspeed_config(place: Place) -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import deepspeed_smddp.fsdp
 from deepspeed_smddp.distributed import split_group as subgroups
-from harness import cases
+from harness import cases, fsdp
 from harness.bound_device import bound
 from harness.cases import Case
 from harness.training import Trainer
@@ -117,43 +117,15 @@ def test_what_split_group_refuses(worlds: Pool) -> None:
         assert answer[4:] == ["torch's own"]
 
 
-def network() -> nn.Sequential:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 4))
-
-
-def train(model: nn.Sequential, ranks: Sequence[int]) -> list[torch.Tensor]:
-    """The mean losses of the parts of the batch that these ranks have."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    for step in range(3):
-        parts = []
-        for rank in ranks:
-            random = torch.Generator().manual_seed(10 * step + rank)
-            parts.append(model(torch.randn(8, 12, generator=random)).square().mean())
-        loss = torch.stack(parts).mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.detach())
-    return losses
-
-
 def hybrid_sharded(ctx: Context) -> list[float]:
-    from torch.distributed.fsdp import fully_shard
-
-    model = network()
     with bound(ctx.rank):
         mesh = deepspeed_smddp.fsdp.mesh(2)
-    for layer in (model[0], model[2], model):
-        fully_shard(layer, mesh=mesh)
-    losses = torch.stack(train(model, [ctx.rank]))
-    dist.all_reduce(losses)
-    return (losses / ctx.size).tolist()
+    with mock.patch.object(deepspeed_smddp.fsdp, "mesh", lambda _: mesh):
+        return fsdp.train(ctx, fsdp.Run())["losses"]
 
 
 def test_fsdp2_hybrid_sharding(worlds: Pool) -> None:
-    wanted = torch.stack(train(network(), range(4))).tolist()
+    wanted = worlds("A").run(fsdp.train, fsdp.Run(sharding="none"))[0]["losses"]
     for losses in worlds("AABB").run(hybrid_sharded):
         assert losses == pytest.approx(wanted, rel=1e-5)
 

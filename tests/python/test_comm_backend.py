@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import ranks
+from harness.ports import free_port
 from harness.training import IMPORTS
 from test_ds_config import CONFIG, HJSON
 
@@ -35,7 +36,10 @@ def train(engine, steps=2):
     return loss.item()
 
 def forked(name, action):
-    # DeepSpeed keeps its groups for the life of a process.
+    # DeepSpeed keeps its groups for the life of a process. One rank may end a case before the
+    # other: the next one has a store of its own.
+    print("case", name, flush=True)
+    os.environ["MASTER_PORT"] = str(PORTS.pop())
     child = os.fork()
     if child == 0:
         try:
@@ -53,7 +57,8 @@ def run(program: str, size: int, **env: str) -> list[str]:
     lines = program.splitlines()
     margin = min(len(line) - len(line.lstrip()) for line in lines if line.strip())
     body = "\n".join(line[margin:] for line in lines)
-    return ranks.run(PRELUDE + body, size, timeout=300, env=env, imports=IMPORTS)
+    ports = f"PORTS = {[free_port() for _ in range(10)]}\n"
+    return ranks.run(ports + PRELUDE + body, size, timeout=300, env=env, imports=IMPORTS)
 
 
 @COMPILES

@@ -11,15 +11,12 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import c10d_logger
 
-import ranks
 from deepspeed_smddp import errors
 from deepspeed_smddp.config import settings
 from deepspeed_smddp.config.parsing import parse_section
 from deepspeed_smddp.config.schema import VARIABLES
 from deepspeed_smddp.distributed import deadline
-from harness.ports import free_port
-from harness.training import IMPORTS
-from test_ds_config import CONFIG
+from test_comm_backend import run
 
 TORCHS = dist.constants.default_pg_timeout
 
@@ -90,36 +87,16 @@ def test_a_further_group_has_the_deadline_of_the_default_group(
 
 @pytest.mark.timeout(400)
 def test_groups_of_every_maker() -> None:
-    config = {**CONFIG, "smddp": {"timeout_seconds": 77}}
-    outputs = ranks.run(
-        f"""
-        import os, traceback
+    outputs = run(
+        """
         from datetime import timedelta
-        import deepspeed, torch, torch.distributed as dist
         import deepspeed_smddp
-        CONFIG = {config!r}
-        PORTS = {[free_port() for _ in range(10)]!r}
-
-        def forked(name, action):
-            print("case", name, flush=True)
-            # One rank may end a case before the other: the next one has a store of its own.
-            os.environ["MASTER_PORT"] = str(PORTS.pop())
-            child = os.fork()
-            if child == 0:
-                try:
-                    action()
-                    dist.destroy_process_group()
-                    os._exit(0)
-                except BaseException:
-                    traceback.print_exc()
-                    os._exit(1)
-            assert os.waitpid(child, 0)[1] == 0, name
 
         def accelerated():
             from accelerate import Accelerator, InitProcessGroupKwargs
             from accelerate.utils import DeepSpeedPlugin
             handler = InitProcessGroupKwargs(timeout=timedelta(seconds=50))
-            bare = {{key: value for key, value in CONFIG.items() if key not in ("smddp",)}}
+            bare = {key: value for key, value in CONFIG.items() if key not in ("smddp",)}
             Accelerator(
                 deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=bare), kwargs_handlers=[handler]
             )
@@ -134,7 +111,7 @@ def test_groups_of_every_maker() -> None:
 
         def trained():
             from transformers import TrainingArguments
-            bare = {{key: value for key, value in CONFIG.items() if key not in ("smddp",)}}
+            bare = {key: value for key, value in CONFIG.items() if key not in ("smddp",)}
             TrainingArguments(output_dir="/tmp/none", deepspeed=bare, ddp_timeout=70, use_cpu=True)
 
         def configured():
@@ -159,8 +136,6 @@ def test_groups_of_every_maker() -> None:
         forked("variable", by_deepspeed)
         """,
         2,
-        timeout=300,
-        imports=IMPORTS,
     )
     said = "smddp: operations time out after "
     section = '77 s (timeout_seconds of the section "smddp" of the DeepSpeed config)'

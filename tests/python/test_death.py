@@ -10,13 +10,13 @@ import ctypes
 import os
 import re
 import signal
-import threading
 import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
+from harness import worker
 from harness.failing import at_once, collective, raised_by, survivors
 from harness.resets import reset_connections
 from harness.worker import Context, Failure
@@ -47,10 +47,10 @@ def heard(world: World, ranks: list[int], since: float, limit: float = HEARD) ->
 def test_a_new_group_minds_no_connection_that_was_reset_before_it() -> None:
     with fresh("AB", env=LONG) as world:
         ranks = list(range(world.size))
-        world.run(join_anew, port(world), ranks, "first", timeout=30)
+        world.run(join_anew, ranks, "first", timeout=30)
         for turn in range(20):
             assert reset_connections(world.pid(0), world.pid(1)) > 0
-            world.run(join_anew, port(world), ranks, f"turn {turn}", timeout=30)
+            world.run(join_anew, ranks, f"turn {turn}", timeout=30)
 
 
 # ---- silence
@@ -87,34 +87,6 @@ def test_without_a_limit_silence_lasts_until_the_deadline() -> None:
 
 
 # ---- groups that were left
-
-
-def leave_one_of_two(ctx: Context) -> None:
-    """Rank 0 destroys a group; the others still use it."""
-    ranks = list(range(ctx.size))
-    group = dist.new_group(ranks)
-    dist.all_reduce(torch.ones(10), group=group)
-    if ctx.rank == 0:
-        dist.destroy_process_group(group)
-        time.sleep(8)  # lives on
-        return
-    began = time.monotonic()
-    try:
-        dist.all_reduce(torch.ones(10), group=group)
-    except RuntimeError as error:
-        assert time.monotonic() - began < HEARD
-        assert "destroyed" in str(error), error
-        assert re.search(r"rank 0\b.* has destroyed group", str(error)), error
-        return
-    raise AssertionError("the operation is complete without rank 0")
-
-
-def test_a_group_that_a_rank_has_destroyed_tells_those_that_wait() -> None:
-    with at_once(((layout, layout) for layout in ("AA", "AB", "ABC", "AAB")), LONG) as worlds:
-        for world in worlds.values():
-            world.submit(leave_one_of_two)
-        for world in worlds.values():
-            world.collect()
 
 
 def leave_after_a_death(ctx: Context, how: str) -> str:
@@ -159,11 +131,11 @@ def test_a_rank_that_hears_only_of_a_consequence_is_told_the_cause() -> None:
 # ---- new groups after a failure
 
 
-def join_anew(ctx: Context, port: int, ranks: list[int], name: str) -> None:
+def join_anew(ctx: Context, ranks: list[int], name: str) -> None:
     """A new default group of ``ranks`` in the same interpreter, and every collective over it."""
     if dist.is_initialized():
         dist.destroy_process_group()
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30))
+    store = worker.connect(30)
     dist.init_process_group(
         "smddp",
         store=dist.PrefixStore(name, store),
@@ -183,10 +155,6 @@ def join_anew(ctx: Context, port: int, ranks: list[int], name: str) -> None:
             assert bool((value == sum(range(n)) + n * round_).all())
 
 
-def port(world: World) -> int:
-    return world._store.port
-
-
 def test_survivors_of_a_death_make_a_new_group() -> None:
     with at_once(((layout, layout) for layout in LAYOUTS), LONG) as worlds:
         for world in worlds.values():
@@ -197,26 +165,9 @@ def test_survivors_of_a_death_make_a_new_group() -> None:
             world.signal(world.size - 1, signal.SIGKILL)
             rest = survivors(world, world.size - 1)
             heard(world, rest, began)
-            world.submit_to(rest, join_anew, port(world), rest, "again")
+            world.submit_to(rest, join_anew, rest, "again")
         for world in worlds.values():
             world.collect(survivors(world, world.size - 1), timeout=30)
-
-
-def abort_at_once(ctx: Context) -> None:
-    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-    if ctx.rank == 0:
-        threading.Timer(0.5, backend.abort).start()
-    endless(ctx, "all_reduce")
-
-
-def test_all_make_a_new_group_after_an_abort() -> None:
-    with at_once(((layout, layout) for layout in LAYOUTS), LONG) as worlds:
-        for name in ("first", "second"):
-            for world in worlds.values():
-                world.failures(abort_at_once, timeout=HEARD + 2)
-                world.submit(join_anew, port(world), list(range(world.size)), name)
-            for world in worlds.values():
-                world.collect(timeout=30)
 
 
 def test_all_make_a_new_group_after_one_was_silent() -> None:
@@ -228,4 +179,4 @@ def test_all_make_a_new_group_after_one_was_silent() -> None:
         heard(world, [0, 1], began)
         world.signal(2, signal.SIGCONT)
         heard(world, [2], time.monotonic())
-        world.run(join_anew, port(world), [0, 1, 2], "again", timeout=30)
+        world.run(join_anew, [0, 1, 2], "again", timeout=30)

@@ -13,9 +13,11 @@ import torch.distributed as dist
 import ranks
 from harness import cases
 from harness.cases import Case
+from harness.on_layouts import Body, OnLayouts
 from harness.worker import Context
 from harness.world import Pool, fresh
 
+on = OnLayouts()
 PATH = "fallback:gloo"
 CALLS = {
     "broadcast": Case("broadcast", asynchronous=False),
@@ -121,7 +123,8 @@ def test_fallback_operations_work_and_are_counted(worlds: Pool, layout: str, nam
             assert {"collective", "path", "calls", "bytes", "seconds", "wait_seconds"} <= set(row)
 
 
-def premultiplied_sum(ctx: Context) -> None:
+@on("AAA", "AAB")
+def a_premultiplied_sum_is_right_or_refused(ctx: Context) -> None:
     """NCCL alone has it: the right result, or a refusal."""
     t = torch.full((5,), 1.0)
     try:
@@ -129,11 +132,6 @@ def premultiplied_sum(ctx: Context) -> None:
     except (RuntimeError, ValueError, NotImplementedError):
         return
     assert torch.equal(t, torch.full((5,), 2.0 * ctx.size))
-
-
-@pytest.mark.parametrize("layout", ["AAA", "AAB"])
-def test_a_premultiplied_sum_is_right_or_refused(worlds: Pool, layout: str) -> None:
-    worlds(layout).run(premultiplied_sum)
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -187,7 +185,8 @@ def test_fallback_warns_once_per_operation_or_never(mode: str, times: int) -> No
             assert len([line for line in said if f" {name} goes to gloo" in line]) == times, said
 
 
-def fallback_on_groups(ctx: Context) -> None:
+@on("AAA", "ABC")
+def first_operation_of_a_group_is_a_send(ctx: Context) -> None:
     """A send may be the first operation of a group, and does not wait for the third rank."""
     group = dist.new_group([0, 1, 2])
     store = dist.PrefixStore("sent", dist.distributed_c10d._get_default_store())
@@ -207,12 +206,8 @@ def fallback_on_groups(ctx: Context) -> None:
     dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize("layout", ["AAA", "ABC"])
-def test_first_operation_of_a_group_is_a_send(worlds: Pool, layout: str) -> None:
-    worlds(layout).run(fallback_on_groups)
-
-
-def interleaved(ctx: Context) -> None:
+@on("AAA", "AAB")
+def own_and_fallback_operations_in_flight_together(ctx: Context) -> None:
     works = []
     tensors = []
     for i in range(10):
@@ -230,9 +225,9 @@ def interleaved(ctx: Context) -> None:
         assert t[0] == (7 - i if i % 2 else sum(range(ctx.size)))
 
 
-@pytest.mark.parametrize("layout", ["AAA", "AAB"])
-def test_own_and_fallback_operations_in_flight_together(worlds: Pool, layout: str) -> None:
-    worlds(layout).run(interleaved)
+@pytest.mark.parametrize(("body", "layout"), on.rows)
+def test_on_ranks(worlds: Pool, body: Body, layout: str) -> None:
+    worlds(layout).run(body)
 
 
 # A process whose CPU-only torch says that there is CUDA: sections are opened on GPUs only.

@@ -57,8 +57,9 @@ def test_two_ranks_give_the_bits_of_gloo(worlds: Pool, layout: str, run: Run) ->
     assert_equal(train(worlds, layout, run)[0], reference)
 
 
-def test_bf16_gives_the_bits_of_gloo(worlds: Pool) -> None:
-    run = Run(dtype="bfloat16", reduce_dtype="float32")
+@pytest.mark.parametrize("reduce_dtype", ["float32", "bfloat16"])
+def test_bf16_gives_the_bits_of_gloo(worlds: Pool, reduce_dtype: str) -> None:
+    run = Run(dtype="bfloat16", reduce_dtype=reduce_dtype)
     reference = train(worlds, "AA", replace(run, enable=False), "gloo")[0]
     assert_equal(train(worlds, "AA", run)[0], reference)
 

@@ -86,28 +86,6 @@ def a_future_may_be_requested_at_any_time(ctx: Context) -> None:
     assert barrier.get_future().wait() == []
 
 
-def failed_futures(ctx: Context) -> list[str]:
-    """The ranks disagree: the early and the late future both raise."""
-    work = dist.all_reduce(torch.ones(4 + ctx.rank), async_op=True)
-    early = work.get_future()
-    errors = []
-    for call in (work.wait, early.wait, work.get_future().wait):
-        try:
-            call()
-        except RuntimeError as error:
-            errors.append(str(error))
-    assert work.is_completed() and not work.is_success()
-    return errors
-
-
-@pytest.mark.parametrize("layout", ["AA", "AB"])
-def test_futures_of_a_failed_operation_raise(layout: str) -> None:
-    with fresh(layout) as world:
-        for errors in world.run(failed_futures):
-            assert len(errors) == 3, errors
-            assert all("all_reduce" in error for error in errors), errors
-
-
 @on(*LAYOUTS)
 def a_callback_may_start_the_next_operation(ctx: Context) -> None:
     """A callback may start the next collective, as DDP's communication hooks do."""

@@ -34,22 +34,6 @@ def make_groups(
     return [(group, ranks) for group, ranks in made if ctx.rank in ranks]
 
 
-@on(*LAYOUTS)
-def rows_and_columns_in_flight_together(ctx: Context) -> None:
-    mine = make_groups(ctx, [[0, 1], [2, 3], [0, 2], [1, 3]])
-    assert len(mine) == 2
-    for seed in range(4):
-        running = [
-            cases.begin(ctx, Case(collective, "base", torch.bfloat16, (9457,), seed=seed), *pair)
-            for collective in COLLECTIVES
-            for pair in mine
-        ]
-        for one in running if seed % 2 else reversed(running):
-            one.finish()
-    for group, _ in mine:
-        dist.destroy_process_group(group)
-
-
 @on("AA", "AB", "AABB")
 def ranks_may_start_different_groups_in_different_order(ctx: Context) -> None:
     """Half of the ranks start on one group first, the other ranks on the other group."""
@@ -65,9 +49,10 @@ def ranks_may_start_different_groups_in_different_order(ctx: Context) -> None:
     dist.destroy_process_group(second)
 
 
-def from_threads(ctx: Context, threads: int) -> None:
+@on("AA", "AB", "AABB")
+def groups_used_by_several_threads(ctx: Context) -> None:
     """Each thread has a group of its own, independent of the other threads."""
-    ranks = list(range(ctx.size))
+    ranks, threads = list(range(ctx.size)), 4
     groups = [dist.new_group(ranks) for _ in range(threads)]
     errors: list[BaseException] = []
 
@@ -89,11 +74,6 @@ def from_threads(ctx: Context, threads: int) -> None:
         dist.destroy_process_group(group)
     if errors:
         raise errors[0]
-
-
-@pytest.mark.parametrize("layout", ["AA", "AB", "AABB"])
-def test_groups_used_by_several_threads(worlds: Pool, layout: str) -> None:
-    worlds(layout).run(from_threads, 4)
 
 
 def open_files(_: Context) -> int:
@@ -197,36 +177,6 @@ def test_a_job_leaves_no_key_in_the_store() -> None:
         with fresh(layout, backend=None) as world:
             world.run(job_over_the_store)
             assert world._store.num_keys() == 0, layout
-
-
-def resident(_: Context) -> int:
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
-
-
-def make_and_keep(ctx: Context, count: int) -> None:
-    ranks = list(range(ctx.size))
-    groups = [dist.new_group(ranks) for _ in range(count)]
-    for group in groups:
-        cases.check(ctx, Case("all_gather", "base", torch.float32, (100,)), group, ranks)
-    ctx.groups["kept"] = groups
-
-
-def drop_kept(ctx: Context) -> None:
-    for group in ctx.groups.pop("kept"):
-        dist.destroy_process_group(group)
-
-
-@pytest.mark.parametrize("layout", ["AA", "AB"])
-def test_a_further_group_costs_under_a_megabyte(worlds: Pool, layout: str) -> None:
-    world = worlds(layout)
-    world.run(make_and_keep, 1)
-    world.run(drop_kept)
-    before = world.run(resident)
-    world.run(make_and_keep, 20)
-    grown = [b - a for a, b in zip(before, world.run(resident), strict=True)]
-    world.run(drop_kept)
-    assert max(grown) < 20 * 1024, f"20 groups grew the processes by {grown} KiB"
 
 
 @on("AAB")

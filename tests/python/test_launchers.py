@@ -49,14 +49,6 @@ def joined(rank: int, size: int, local: tuple[int, int], address: str, port: int
 # ---- the table
 
 
-def test_mpich_on_one_host() -> None:
-    assert launchers.variables(MPICH) == joined(1, 2, (1, 2), "127.0.0.1", 29500)
-
-
-def test_slurm_names_the_host_of_rank_0_and_a_port_of_the_job() -> None:
-    assert launchers.variables(SLURM) == joined(6, 8, (0, 2), "gpu07", 21123)
-
-
 def test_sagemakers_hosts_are_sorted_by_their_number() -> None:
     env = {**OPEN_MPI, "SM_HOSTS": json.dumps(["algo-10", "algo-2"])}
     assert launchers.variables(env) == joined(5, 8, (1, 4), "algo-2", 29500)
@@ -80,8 +72,9 @@ BY_LAUNCHER = {
     "MPICH": (MPICH, joined(1, 2, (1, 2), "127.0.0.1", 29500)),
     "srun": (SLURM, joined(6, 8, (0, 2), "gpu07", 21123)),
 }
-# The outer one starts the inner one's agent or daemon on each host.
+# The outer one, if there is one, starts the inner one's agent or daemon on each host.
 PAIRS = [
+    *(("", launcher) for launcher in BY_LAUNCHER),
     ("srun", "torchrun"),
     ("Open MPI", "torchrun"),
     ("MPICH", "torchrun"),
@@ -95,7 +88,7 @@ def test_of_two_launchers_the_inner_one_counts(outer: str, inner: str) -> None:
     # The daemon of this host is the first of two of its step.
     daemon = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": "0"}
     daemon["SLURM_STEP_TASKS_PER_NODE"] = "1(x2)"
-    around = {**SLURM, **daemon} if outer == "srun" else BY_LAUNCHER[outer][0]
+    around = {**SLURM, **daemon} if outer == "srun" else BY_LAUNCHER.get(outer, [{}])[0]
     given, wanted = BY_LAUNCHER[inner]
     env = {**around, **given}
     assert {**launchers.variables(env), **given} == {**wanted, **given}

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import ranks
 from harness.line_ranks import LineRanks
 from tests.testbed import Testbed
 
@@ -47,19 +46,6 @@ def test_the_rate_is_that_of_the_links(
 
 
 @pytest.mark.testbed
-def test_numbers_that_are_given_are_not_measured(testbed: MAKE, tmp_path: Path) -> None:
-    bed = testbed(hosts=2, rate="100mbit")
-    with started(bed, 1, tmp_path) as made:
-        for curve, used in (("default", "20,4,1.25"), ("30:5:2", "30,5,2")):
-            before = bed.counters(0)[0]["tx_bytes"]
-            found = made(curve)
-            assert {network for rank in found for network in rank["networks"]} == {used}
-            # A measurement sends 64 KiB, and then more.
-            assert bed.counters(0)[0]["tx_bytes"] - before < 64 << 10
-            print(found)
-
-
-@pytest.mark.testbed
 def test_the_next_job_takes_over_what_was_measured_on_the_same_nics(
     testbed: MAKE, tmp_path: Path
 ) -> None:
@@ -80,36 +66,3 @@ def test_the_next_job_takes_over_what_was_measured_on_the_same_nics(
     with started(testbed(hosts=2, rate="100mbit"), 2, tmp_path) as made:
         others = made()
     assert {source for rank in others for source in rank["sources"]} == {"measured now"}
-
-
-def test_all_measure_if_one_host_has_no_file(tmp_path: Path) -> None:
-    """Hosts of one machine, each with a cache of its own."""
-
-    def sources(*, remove: str = "") -> set[str]:
-        if remove:
-            (file,) = (tmp_path / remove / "deepspeed_smddp" / "tune").glob("network-*")
-            file.unlink()
-        printed = ranks.run(EMULATED.replace("FOLDER", str(tmp_path)), 4, imports=IMPORTS)
-        return {line for text in printed for line in text.splitlines() if "measured" in line}
-
-    assert sources() == {"measured now"}
-    (recalled,) = sources()
-    assert recalled.startswith("measured on 20")
-    assert sources(remove="host-1") == {"measured now"}
-    (recalled,) = sources()
-    assert recalled.startswith("measured on 20")
-
-
-IMPORTS = """
-import os
-import torch.distributed as dist
-from deepspeed_smddp.distributed import backend
-"""
-EMULATED = """
-    host = f"host-{int(os.environ['RANK']) // 2}"
-    os.environ |= {"SMDDP_HOST_ID": host, "XDG_CACHE_HOME": f"FOLDER/{host}"}
-    os.environ["SMDDP_DEBUG"] = "curve=auto"
-    dist.init_process_group("smddp")
-    print(backend.states()[0]["network_source"])
-    dist.destroy_process_group()
-"""

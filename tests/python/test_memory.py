@@ -3,42 +3,25 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 import subprocess
 import sys
 import textwrap
-import traceback
-from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
-from deepspeed_smddp.distributed import backend, memory
-from harness import programs
+from deepspeed_smddp.distributed import memory
+from harness import fsdp, programs
+from harness.fsdp import Run
 from harness.programs import assert_clean
-from harness.worker import Context
 from harness.world import Pool, fresh, shared_memory_left
 
 KIB, MIB = 1 << 10, 1 << 20
-
-
-def in_child(body: Callable[[], None]) -> None:
-    """Run ``body`` in a forked child; an exception there fails the test."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            body()
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    assert os.waitpid(pid, 0)[1] == 0
 
 
 def run_with_allocator(program: str, **env: str) -> str:
@@ -135,54 +118,6 @@ def test_share_a_module_and_train_it() -> None:
     assert all(map(memory.is_shared, model.parameters()))
 
 
-def test_a_forked_child_has_its_own_copy() -> None:
-    t = memory.share_(torch.arange(300_000.0))
-
-    def child() -> None:
-        assert torch.equal(t, torch.arange(300_000.0))
-        assert not memory.is_shared(t)
-        t.zero_()
-        other = memory.shared_empty(1000)
-        other.fill_(1)
-        assert not memory.is_shared(other)
-        memory.share_(torch.ones(10))
-        t.resize_(400_000)
-        assert t[:300_000].sum() == 0
-
-    in_child(child)
-    assert torch.equal(t, torch.arange(300_000.0))
-
-
-class Rows(torch.utils.data.Dataset):
-    def __init__(self) -> None:
-        self.rows = memory.share_(torch.arange(64.0).repeat(1000, 1).t().contiguous())
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, i: int) -> torch.Tensor:
-        row = self.rows[i]
-        row += 1  # in the worker's copy only
-        return row
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_data_loader_workers(persistent: bool) -> None:
-    data = Rows()
-    loader = torch.utils.data.DataLoader(
-        data,
-        batch_size=8,
-        num_workers=2,
-        multiprocessing_context="fork",
-        persistent_workers=persistent,
-    )
-    for epoch in range(2):
-        added = torch.cat(list(loader)) - torch.arange(64.0).repeat(1000, 1).t()
-        # A persistent worker still has its own earlier additions if it gets the same rows again.
-        assert added.min() >= 1 and added.max() <= (epoch + 1 if persistent else 1)
-        assert torch.equal(data.rows, torch.arange(64.0).repeat(1000, 1).t())
-
-
 GROUP = """
 join()
 from deepspeed_smddp import memory
@@ -241,115 +176,59 @@ def test_collectives_and_death_with_everything_shared() -> None:
     assert shared_memory_left() == []
 
 
-SIDES = 301, 517, 512, 203  # of the layers: padded shards are larger than a slot, 32 KiB
+def assert_read_in_place(
+    got: dict[str, Any], usual: dict[str, Any], ranks: int, hosts: int
+) -> None:
+    """Bytes from other ranks of the host: read in place, those that each gets by its own rail.
 
-
-def sharded_network(ctx: Context, reduce_dtype: torch.dtype | None) -> nn.Module:
-    torch.manual_seed(3)
-    layers = [nn.Linear(a, b) for a, b in itertools.pairwise(SIDES)]
-    network = nn.Sequential(*layers)
-    grid = init_device_mesh("cpu", (ctx.size,))
-    policy = MixedPrecisionPolicy()
-    if reduce_dtype is not None:
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce_dtype)
-    for layer in layers:
-        fully_shard(layer, mesh=grid, mp_policy=policy)
-    return fully_shard(network, mesh=grid, mp_policy=policy)
-
-
-def train(ctx: Context, network: nn.Module, steps: int = 3) -> None:
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
-    for step in range(steps):
-        x = torch.randn(16, SIDES[0], generator=torch.Generator().manual_seed(10 * step + ctx.rank))
-        loss = (network(x) - x[:, : SIDES[-1]].sin()).float().square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def weights(network: nn.Module) -> torch.Tensor:
-    whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in network.parameters()]
-    return torch.cat([w.detach().flatten() for w in whole])
-
-
-def train_fsdp2(
-    ctx: Context, reduce_dtype: torch.dtype | None, memory_of: str
-) -> tuple[torch.Tensor, dict[str, dict[str, int]]]:
-    """The trained weights, and the counters of the collectives of the training."""
-    if memory_of == "everything":
-        memory.install()
-    network = sharded_network(ctx, reduce_dtype)
-    if memory_of == "the group":
-        for module in network.modules():
-            if isinstance(module, FSDPModule):
-                module.set_allocate_memory_from_process_group_for_comm(True)
-    if ctx.backend == "smddp":
-        backend.reset_statistics()
-    train(ctx, network)
-    rows = {row["collective"]: dict(row) for row in backend.statistics()}
-    return weights(network), rows
-
-
-def assert_read_in_place(rows: dict[str, dict[str, int]], ranks: int, hosts: int) -> None:
-    """Bytes from other ranks of the host: read in place, those that each gets by its own rail."""
-    assert set(rows) == {"all_gather", "reduce_scatter"}, "something fell back"
+    The results have the bits of those in torch's memory.
+    """
+    assert (got["losses"], got["norms"]) == (usual["losses"], usual["norms"])
+    assert all(map(np.array_equal, got["gradients"], usual["gradients"]))
+    rows, others = (
+        {row["collective"]: row for row in run["statistics"] if row["collective"] != "all_reduce"}
+        for run in (got, usual)
+    )
+    assert set(rows) == set(others) == {"all_gather", "reduce_scatter"}, "something fell back"
     for collective, row in rows.items():
         peers = ranks // hosts - 1
         assert row["in_place_bytes"] + row["slot_bytes"] == row["bytes"] * hosts * peers // ranks
         # The last piece of a block to be summed may be too small for this path (docs/memory.md).
         small = row["calls"] * hosts * peers * 8 * KIB if collective == "reduce_scatter" else 0
         assert row["slot_bytes"] <= small and row["single_copy_bytes"] == 0, row
+        assert others[collective]["in_place_bytes"] == 0
+        assert others[collective]["bytes"] == row["bytes"]
 
 
-@pytest.mark.parametrize("reduce_dtype", [None, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("reduce_dtype", [None, "float32", "bfloat16"])
 @pytest.mark.parametrize("layout", ["AA", "AABB"])
-def test_fsdp2_in_memory_of_the_group(
-    worlds: Pool, layout: str, reduce_dtype: torch.dtype | None
-) -> None:
-    """torch's own switch: bytes inside a host are read in place, and all results are right."""
-    size, hosts = len(layout), len(set(layout))
-    gloos = worlds("A" * size, "gloo").run(train_fsdp2, reduce_dtype, "torch")
-    ordinary = worlds(layout).run(train_fsdp2, reduce_dtype, "torch")
-    shared = worlds(layout).run(train_fsdp2, reduce_dtype, "the group")
-    for (got, rows), (other, usual), (wanted, _) in zip(shared, ordinary, gloos, strict=True):
-        assert torch.equal(got, other)
-        if size == 2:
-            assert torch.equal(got, wanted)
-        elif reduce_dtype is not torch.bfloat16:  # Gloo adds four ranks in another order
-            assert torch.allclose(got, wanted, rtol=0, atol=1e-3 if reduce_dtype else 1e-5)
-        else:  # Gloo also rounds at each addition, which reverses some of Adam's steps
-            assert (got - wanted).abs().mean() < 1e-3  # a weight may move by 3e-2
-        assert_read_in_place(rows, size, hosts)
-        for collective, row in usual.items():
-            assert row["in_place_bytes"] == 0 and row["bytes"] == rows[collective]["bytes"]
+def test_fsdp2_in_memory_of_the_group(worlds: Pool, layout: str, reduce_dtype: str | None) -> None:
+    """By torch's own switch."""
+    run = Run(enable=False, dtype="bfloat16" if reduce_dtype else None, reduce_dtype=reduce_dtype)
+    ordinary = worlds(layout).run(fsdp.train, run)
+    shared = worlds(layout).run(fsdp.train, replace(run, memory="the group"))
+    for got, usual in zip(shared, ordinary, strict=True):
+        assert_read_in_place(got, usual, len(layout), len(set(layout)))
 
 
 def test_fsdp2_with_every_tensor_shared(worlds: Pool) -> None:
-    wanted = worlds("AA", "gloo").run(train_fsdp2, torch.float32, "torch")
+    run = Run(enable=False, dtype="bfloat16", reduce_dtype="float32")
+    wanted = worlds("AA").run(fsdp.train, run)
     with fresh("AA") as world:  # memory.install() can't be undone
-        got = world.run(train_fsdp2, torch.float32, "everything")
-    for (weights_, rows), (gloos, _) in zip(got, wanted, strict=True):
-        assert torch.equal(weights_, gloos)
-        assert_read_in_place(rows, 2, 1)
-
-
-def share_fsdp2(ctx: Context) -> torch.Tensor:
-    network = sharded_network(ctx, None)
-    assert not any(map(memory.is_shared, network.parameters()))
-    before = weights(network)
-    assert memory.share_(network) is network
-    assert all(map(memory.is_shared, network.parameters()))
-    assert torch.equal(weights(network), before)
-    train(ctx, network)
-    assert all(map(memory.is_shared, network.parameters()))
-    return weights(network)
+        got = world.run(fsdp.train, replace(run, memory="everything"))
+    for ours, usual in zip(got, wanted, strict=True):
+        assert_read_in_place(ours, usual, 2, 1)
 
 
 def test_share_an_fsdp2_module(worlds: Pool) -> None:
     """The parameters are DTensors: this rank's part of each moves."""
-    wanted = worlds("AA").run(train_fsdp2, None, "torch")
-    for got, (weights_, _) in zip(worlds("AA").run(share_fsdp2), wanted, strict=True):
-        assert torch.equal(got, weights_)
+    run = Run(enable=False)
+    wanted = worlds("AA").run(fsdp.train, run)
+    for got, usual in zip(
+        worlds("AA").run(fsdp.train, replace(run, memory="parameters")), wanted, strict=True
+    ):
+        assert got["losses"] == usual["losses"]
+        assert all(map(np.array_equal, got["gradients"], usual["gradients"]))
 
 
 def test_every_large_tensor_is_shared_if_asked() -> None:

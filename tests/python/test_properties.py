@@ -65,20 +65,6 @@ def test_any_collective(worlds: Pool, layout: str, case: Case) -> None:
         assert len(set(digests)) == 1, "ranks hold different results"
 
 
-@given(
-    layout=st.sampled_from(LAYOUTS),
-    batch=st.lists(calls(), min_size=2, max_size=6),
-    order=st.randoms(use_true_random=False),
-)
-def test_several_in_flight_finished_in_any_order(
-    worlds: Pool, layout: str, batch: list[Case], order: object
-) -> None:
-    sequence = list(range(len(batch)))
-    order.shuffle(sequence)  # type: ignore[attr-defined]
-    note(f"{layout}: {[str(case) for case in batch]}, finished as {sequence}")
-    worlds(layout).run(cases.check_in_flight, batch, sequence, timeout=30)
-
-
 def on_overlapping_groups(
     ctx: Context, groups: list[list[int]], plan: list[tuple[int, Case]], order: list[int]
 ) -> None:
@@ -99,15 +85,19 @@ def on_overlapping_groups(
             running[i].finish()
 
 
-@pytest.mark.parametrize("layout", ["AAAA", "AABB", "ABAB"])
+@pytest.mark.parametrize("grouped", ["AAAA", "AABB", "ABAB", ""])
 @given(
+    data=st.data(),
     plan=st.lists(st.tuples(st.integers(0, 4), calls()), min_size=1, max_size=6),
     order=st.randoms(use_true_random=False),
 )
-def test_overlapping_groups_in_flight(
-    worlds: Pool, layout: str, plan: list[tuple[int, Case]], order: object
+def test_several_in_flight_in_overlapping_groups_finished_in_any_order(
+    worlds: Pool, grouped: str, data: st.DataObject, plan: list[tuple[int, Case]], order: object
 ) -> None:
+    layout = grouped or data.draw(st.sampled_from(LAYOUTS))
     groups = [[0, 1, 2, 3], [0, 1], [1, 2, 3], [0, 2], [3]]
+    if not grouped:
+        groups = [list(range(len(layout)))] * len(groups)
     sequence = list(range(len(plan)))
     order.shuffle(sequence)  # type: ignore[attr-defined]
     note(f"{layout}: {[(groups[g], str(case)) for g, case in plan]}, finished as {sequence}")

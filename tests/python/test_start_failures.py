@@ -5,65 +5,16 @@ The C++ tests fail every single step of it; these go through torch's store and i
 
 from __future__ import annotations
 
-import platform
 import subprocess
 import textwrap
 import time
 from datetime import timedelta
 from pathlib import Path
 
-import pytest
 import torch.distributed as dist
 
 import ranks
 from harness.ports import free_port
-
-NEW_GROUP = """
-    import os, resource, sys, time
-
-    if HOSTS == 2:
-        os.environ["SMDDP_HOST_ID"] = "host-" + "AAB"[int(os.environ["RANK"])]
-    import torch.distributed as dist
-
-    dist.init_process_group("smddp")
-    rank = dist.get_rank()
-    dist.barrier()
-    if rank == 1:
-        LIMIT
-    began = time.monotonic()
-    try:
-        dist.new_group(backend="smddp")
-    except RuntimeError as error:
-        seconds = time.monotonic() - began
-        print("RAISED", round(seconds, 2), error)
-        assert seconds < 5, seconds
-    else:
-        print("MADE")
-    sys.stdout.flush()
-    if rank == 0:  # its process is the store, where the others read why
-        time.sleep(1)
-    os._exit(0)
-"""
-
-DESCRIPTORS = """
-        most = max(int(name) for name in os.listdir("/proc/self/fd"))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most + 1, most + 1))
-        try:
-            while True:
-                os.open("/dev/null", os.O_RDONLY)
-        except OSError:
-            pass
-"""
-
-
-@pytest.mark.parametrize("hosts", [1, 2])
-def test_descriptors_that_one_rank_lacks_are_told_to_all(hosts: int) -> None:
-    program = NEW_GROUP.replace("LIMIT", DESCRIPTORS).replace("HOSTS", str(hosts))
-    for text in ranks.run(program, 3):
-        assert "RAISED" in text, text
-        host = "host-A" if hosts == 2 else platform.node()
-        assert f"rank 1 ({host}) could not join group" in text, text
-
 
 STORE = """
     import sys, time
@@ -111,46 +62,6 @@ def test_a_store_that_dies_ends_the_wait_for_the_others() -> None:
             if process is not None:
                 process.kill()
                 process.communicate()
-
-
-AGAIN = """
-    import os, sys
-    from datetime import timedelta
-    import torch, torch.distributed as dist
-
-    rank = int(os.environ["RANK"])
-    store = dist.TCPStore(
-        "127.0.0.1", int(os.environ["STORE"]), is_master=rank == 0, timeout=timedelta(seconds=30)
-    )
-    if rank == 1:
-        try:
-            dist.init_process_group(
-                "smddp",
-                store=dist.PrefixStore("first", store),
-                rank=1,
-                world_size=3,
-                timeout=timedelta(seconds=2),
-            )
-        except RuntimeError as error:
-            print("RAISED", error)
-    dist.init_process_group(
-        "smddp",
-        store=dist.PrefixStore("second", store),
-        rank=rank,
-        world_size=2,
-        timeout=timedelta(seconds=20),
-    )
-    total = torch.ones(1)
-    dist.all_reduce(total)
-    print("SUM", total.item())
-    dist.destroy_process_group()
-"""
-
-
-def test_a_rank_whose_first_world_failed_joins_the_next_one() -> None:
-    texts = ranks.run(AGAIN, 2, env={"STORE": str(free_port())})
-    assert "ranks 0, 2 did not join the group in time" in texts[1], texts[1]
-    assert all("SUM 2.0" in text for text in texts), texts
 
 
 # ---- a store that earlier ranks have used, as restarted ranks of torchrun have it

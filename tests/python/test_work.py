@@ -22,6 +22,7 @@ LAYOUTS = ("AA", "AB", "AABB")
 on = OnLayouts()
 
 
+@on(*LAYOUTS)
 def work_api(ctx: Context) -> None:
     work, out, wanted = cases.start_all_gather(ctx)
     assert work.wait() is True
@@ -32,11 +33,6 @@ def work_api(ctx: Context) -> None:
     tensors = work.result()
     assert any(model.same_bits(t.reshape(-1), out) for t in tensors)
     work.synchronize()
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_work(worlds: Pool, layout: str) -> None:
-    worlds(layout).run(work_api)
 
 
 @on(*LAYOUTS)
@@ -80,7 +76,8 @@ def calls_without_work(ctx: Context) -> list[tuple[str, Any]]:
     ]
 
 
-def synchronous(ctx: Context) -> None:
+@on(*LAYOUTS)
+def synchronous_calls_need_no_work(ctx: Context) -> None:
     for name, work in calls_without_work(ctx):
         assert work is None, name
     from torch.distributed._functional_collectives import (
@@ -98,11 +95,6 @@ def synchronous(ctx: Context) -> None:
         t = torch.ones(3)
         dist.all_reduce(t)
         assert torch.ops._c10d_functional.wait_tensor(t)[0] == ctx.size
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_synchronous_calls_need_no_work(worlds: Pool, layout: str) -> None:
-    worlds(layout).run(synchronous)
 
 
 def others_run(ctx: Context) -> dict[str, int]:
@@ -197,18 +189,14 @@ def many_threads_wait_for_one_operation(ctx: Context) -> None:
     assert right == [True] * 4
 
 
-def two_hundred(ctx: Context, forwards: bool) -> None:
-    """As ZeRO-3 gathers the persistent parameters after each step."""
-    started = [cases.start_all_gather(ctx, 1 + 13 * i % 700, i) for i in range(200)]
-    for work, out, wanted in started if forwards else reversed(started):
-        work.wait()
-        assert torch.equal(out, wanted)
-
-
-@pytest.mark.parametrize("forwards", [True, False], ids=["first first", "last first"])
-@pytest.mark.parametrize("layout", [*LAYOUTS, "ABC", "AAAA"])
-def test_two_hundred_in_flight(worlds: Pool, layout: str, forwards: bool) -> None:
-    worlds(layout).run(two_hundred, forwards)
+@on(*LAYOUTS, "ABC", "AAAA")
+def two_hundred_in_flight(ctx: Context) -> None:
+    """As ZeRO-3 gathers the persistent parameters after each step; waited for both ways."""
+    for forwards in (True, False):
+        started = [cases.start_all_gather(ctx, 1 + 13 * i % 700, i) for i in range(200)]
+        for work, out, wanted in started if forwards else reversed(started):
+            work.wait()
+            assert torch.equal(out, wanted)
 
 
 @on(*LAYOUTS)
@@ -283,16 +271,13 @@ def test_waiting_and_idle_ranks_use_little_processor_time() -> None:
                 assert max(world.collect()) < limit
 
 
-def sequence_numbers(ctx: Context) -> list[int]:
+@on("AAB")
+def sequence_numbers_count_operations(ctx: Context) -> None:
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     before = backend._get_sequence_number_for_group()
     for _ in range(3):
         dist.all_reduce(torch.ones(1))
-    return [backend._get_sequence_number_for_group() - before]
-
-
-def test_sequence_numbers_count_operations(worlds: Pool) -> None:
-    assert worlds("AAB").run(sequence_numbers) == [[3]] * 3
+    assert backend._get_sequence_number_for_group() == before + 3
 
 
 @pytest.mark.parametrize(("body", "layout"), on.rows)

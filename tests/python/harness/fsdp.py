@@ -21,9 +21,11 @@ from torch.distributed.tensor import DTensor
 
 import deepspeed_smddp
 from deepspeed_smddp import fsdp
+from deepspeed_smddp.distributed import memory
 from harness.worker import Context
 
-WIDTH, WORDS, LENGTH, BATCH = 96, 256, 16, 8
+# A shard of bf16 on four ranks is larger than a slot.
+WIDTH, WORDS, LENGTH, BATCH = 96, 512, 16, 8
 
 
 class Block(nn.Module):
@@ -55,7 +57,11 @@ class Model(nn.Module):
 
 @dataclass
 class Run:
-    """``sharding``: "fsdp2", "fsdp1" or "none". ``save`` after the last step, ``load`` at first."""
+    """``sharding``: "fsdp2", "fsdp1" or "none". ``save`` after the last step, ``load`` at first.
+
+    ``memory``: that of FSDP2's buffers is "torch"'s, or by torch's switch "the group"'s; or
+    "everything", or the "parameters", lie in memory that the host shares.
+    """
 
     sharding: str = "fsdp2"
     enable: bool = True
@@ -70,10 +76,13 @@ class Run:
     first: int = 0
     save: str | None = None
     load: str | None = None
+    memory: str = "torch"
 
 
 def train(ctx: Context, run: Run) -> dict[str, Any]:
     """Losses and gradient norms over all ranks, the last step's gradients, and the counters."""
+    if run.memory == "everything":
+        memory.install()
     torch.manual_seed(5)
     model: Any = Model()
     if run.sharding == "fsdp2":
@@ -85,6 +94,9 @@ def train(ctx: Context, run: Run) -> dict[str, Any]:
             device_id=torch.device("cpu"),
             use_orig_params=True,
         )
+    if run.memory == "parameters":
+        assert not any(map(memory.is_shared, model.parameters()))
+        assert memory.share_(model) is model
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     if run.load:
         state = _state(model, optimizer)
@@ -122,6 +134,8 @@ def train(ctx: Context, run: Run) -> dict[str, Any]:
         optimizer.step()
     rows_ = deepspeed_smddp.statistics() if ctx.backend == "smddp" else []
     gradients = [g.full_tensor() if isinstance(g, DTensor) else g for g in _gradients(model)]
+    if run.memory == "parameters":
+        assert all(map(memory.is_shared, model.parameters()))
     if run.save:
         checkpoint.save(_state(model, optimizer), checkpoint_id=run.save)
     return {
@@ -151,6 +165,8 @@ def _shard(model: Model, run: Run) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(run.force_sum)
+            if run.memory == "the group":
+                module.set_allocate_memory_from_process_group_for_comm(True)
             if run.divide is not None:
                 module.set_gradient_divide_factor(run.divide)
     if run.enable:

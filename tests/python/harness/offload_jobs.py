@@ -6,7 +6,7 @@ import hashlib
 import os
 from typing import Any
 
-from harness import training
+from harness import model_jobs, training
 
 HORIZON, LAYERS, BATCH, LENGTH, STEPS = 1, 5, 2, 33, 2
 CHECKPOINTING: tuple[dict[str, Any] | None, ...] = (
@@ -41,14 +41,10 @@ def fsdp2(job: dict[str, Any]) -> dict[str, Any]:
 
 def _model(kwargs: dict[str, Any] | None, llama: bool) -> Any:
     import torch
-    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(3)
-    sizes = {**training.MODEL, "num_hidden_layers": LAYERS, "use_cache": False}
-    if llama:
-        model: Any = LlamaForCausalLM(LlamaConfig(**sizes))
-    else:
-        model = GPTNeoXForCausalLM(GPTNeoXConfig(**sizes | {"hidden_dropout": 0.1}))
+    sizes = {"num_hidden_layers": LAYERS}
+    model = model_jobs.llama(**sizes) if llama else model_jobs.gpt_neox(**sizes, hidden_dropout=0.1)
     if kwargs is not None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
     return model.train()
@@ -79,10 +75,7 @@ def _zero3(kwargs: dict[str, Any] | None, section: dict[str, Any]) -> dict[str, 
         engine.backward(loss)
         engine.step()
         losses.append(loss.item())
-    state = hashlib.sha256()
-    for parameter in engine.module.parameters():
-        with deepspeed.zero.GatheredParameters([parameter]):
-            state.update(parameter.detach().float().numpy().tobytes())
+    state = training.state_of(engine)
     offload = getattr(engine.module, "_smddp_activation_offload", None)
     assert (offload is not None) == section["enabled"]
     engine.destroy()
@@ -111,16 +104,16 @@ def _fsdp2(kwargs: dict[str, Any] | None, offloaded: bool) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    return _result(kwargs, losses, state, offload)
+    return _result(kwargs, losses, state.hexdigest(), offload)
 
 
 def _result(
-    kwargs: dict[str, Any] | None, losses: list[float], state: Any, offload: Any
+    kwargs: dict[str, Any] | None, losses: list[float], state: str, offload: Any
 ) -> dict[str, Any]:
-    found = {"losses": losses, "state": state.hexdigest(), "out": 0, "checkpointing": kwargs}
+    found = {"losses": losses, "state": state, "out": 0, "checkpointing": kwargs}
     if offload is not None:
         counts = offload.statistics
         assert counts.resident_bytes == 0
         found |= {"out": counts.bytes_out, "late": counts.late, "peak": counts.peak_resident_bytes}
-        found["window"] = (HORIZON + 1) * BATCH * LENGTH * training.MODEL["hidden_size"] * 4
+        found["window"] = (HORIZON + 1) * BATCH * LENGTH * model_jobs.SIZES["hidden_size"] * 4
     return found

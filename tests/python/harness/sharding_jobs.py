@@ -7,18 +7,17 @@ data; ``BATCH`` sequences are divided over ranks and micro-steps.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from harness import training
+from harness import model_jobs, training
 
 BATCH = 36
 MODEL = {
-    **training.MODEL,
+    **model_jobs.SIZES,
     "vocab_size": 131,
     "hidden_size": 36,
     "num_hidden_layers": 1,
@@ -101,7 +100,7 @@ def train(run: dict[str, Any]) -> dict[str, Any]:
         scope = deepspeed.zero.Init(config_dict_or_path=ds_config)
     with scope:
         kind = Applied if run.get("apply") else GPTNeoXForCausalLM
-        model = kind(GPTNeoXConfig(**MODEL, use_cache=False))
+        model = kind(GPTNeoXConfig(**MODEL))
     if run.get("checkpointing"):
         model.gradient_checkpointing_enable()
     if run.get("frozen"):
@@ -146,17 +145,13 @@ def train(run: dict[str, Any]) -> dict[str, Any]:
             engine.save_checkpoint(run["save"])
             if run.get("convert", True):
                 convert(engine, Path(run["save"]), bool(run.get("frozen")))
-    state = hashlib.sha256()
-    for parameter in engine.module.parameters():
-        with deepspeed.zero.GatheredParameters([parameter]):
-            state.update(parameter.detach().float().numpy().tobytes())
     held = sum(parameter.ds_tensor.numel() for parameter in engine.module.parameters())
     result = {
         "losses": losses,
         "norms": norms,
         "gradient": gradient,
         "rates": rates,
-        "state": state.hexdigest(),
+        "state": training.state_of(engine),
         "held": held,
         "early": early,
         "of": sum(parameter.ds_numel for parameter in engine.module.parameters()),

@@ -5,12 +5,13 @@ All jobs of a test process share one server (``harness.server``).
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
 from typing import Any
 
 from harness import layout as layouts
-from harness import ports, server
+from harness import model_jobs, ports, server
 
 # After torch, DeepSpeed and models: what deepspeed.initialize imports and loads besides. These are
 # the builders of its operations (which run the C compiler), torch's compiler, by the way of an
@@ -34,16 +35,6 @@ with contextlib.suppress(Exception):
 """
 
 STEPS = 4
-MODEL = {
-    "vocab_size": 256,
-    "hidden_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 144,
-    "max_position_embeddings": 64,
-    "hidden_dropout": 0.0,
-    "attention_dropout": 0.0,
-}
 
 
 def config(backend: str, precision: str) -> dict[str, Any]:
@@ -76,11 +67,9 @@ def train(backend: str, precision: str) -> list[float]:
     import deepspeed
     import torch
     import torch.distributed as dist
-    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
     torch.manual_seed(3)
-    model = GPTNeoXForCausalLM(GPTNeoXConfig(**MODEL, use_cache=False))
-    model.config.use_cache = False
+    model = model_jobs.gpt_neox()
     engine, *_ = deepspeed.initialize(
         model=model, model_parameters=model.parameters(), config=config(backend, precision)
     )
@@ -98,6 +87,17 @@ def train(backend: str, precision: str) -> list[float]:
         losses.append(total.item() / dist.get_world_size())
     engine.destroy()
     return losses
+
+
+def state_of(engine: Any) -> str:
+    """A digest of all parameters of a ZeRO-3 engine."""
+    import deepspeed
+
+    state = hashlib.sha256()
+    for parameter in engine.module.parameters():
+        with deepspeed.zero.GatheredParameters([parameter]):
+            state.update(parameter.detach().float().numpy().tobytes())
+    return state.hexdigest()
 
 
 def rank_main(job: dict[str, Any], rank: int, port: int) -> Any:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from harness import training
+from harness import model_jobs, training
 
 # The changes of each scenario: the section "zero_optimization", the rest of the config, and this
 # module's "engines", "coalesced", "zero_init", "checkpointing" and "model".
@@ -124,7 +123,7 @@ def train(scenario: dict[str, Any]) -> dict[str, Any]:
     config["zero_optimization"] |= scenario.get("zero", {})
     config |= scenario.get("config", {})
     config["smddp"] = scenario.get("smddp", {})
-    model_config = GPTNeoXConfig(**{**training.MODEL, **scenario.get("model", {})}, use_cache=False)
+    model_config = GPTNeoXConfig(**model_jobs.SIZES | scenario.get("model", {}))
     engines = []
     for seed in range(scenario.get("engines", 1)):
         torch.manual_seed(seed)
@@ -167,16 +166,13 @@ def train(scenario: dict[str, Any]) -> dict[str, Any]:
                 engine.set_gradient_accumulation_boundary(True)
                 engine.step()
     rows = [dict(row) for row in deepspeed_smddp.statistics()]
-    state = hashlib.sha256()
+    state = [training.state_of(engine) for engine in engines]
     for engine in engines:
-        for param in engine.module.parameters():
-            with deepspeed.zero.GatheredParameters([param]):
-                state.update(param.detach().float().numpy().tobytes())
         engine.destroy()
     choice = auto._choice
     return {
         "losses": losses,
-        "state": state.hexdigest(),
+        "state": state,
         "statistics": rows,
         "choice": None if choice is None else dict(vars(choice)),
         "zero": {
