@@ -331,23 +331,10 @@ def ulysses(backend: str) -> list[float]:
 @case
 def autotp(backend: str) -> list[float]:
     """Tensor parallelism over all ranks, so that all have the same batch."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     losses = []
     for stage in (0, 1, 2):
         torch.manual_seed(5)
-        model = LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=64,
-                hidden_size=32,
-                intermediate_size=64,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=4,
-                max_position_embeddings=32,
-                use_cache=False,
-            )
-        )
+        model = model_jobs.llama()
         parallel = {"autotp_size": dist.get_world_size()}
         settings = config(backend, {"stage": stage}, tensor_parallel=parallel)
         with engine_of(model, settings) as engine:
