@@ -35,17 +35,6 @@ def work_api(ctx: Context) -> None:
     work.synchronize()
 
 
-@on(*LAYOUTS)
-def an_operation_completes_without_wait(ctx: Context) -> None:
-    """No thread waits: background progress completes the operation."""
-    work, out, wanted = cases.start_all_gather(ctx, 100_000)
-    end = time.monotonic() + 20
-    while not work.is_completed():
-        assert time.monotonic() < end, "not complete after 20 s without a wait"
-        time.sleep(0.001)
-    assert torch.equal(out, wanted)
-
-
 def calls_without_work(ctx: Context) -> list[tuple[str, Any]]:
     """Each of smddp's operations as a synchronous call on the group itself."""
     from torch.distributed import distributed_c10d as c10d
