@@ -77,7 +77,6 @@ inline constexpr unsigned kRegisterPortable = 1;    // CU_MEMHOSTREGISTER_PORTAB
 inline constexpr unsigned kRegisterMapped = 2;      // CU_MEMHOSTREGISTER_DEVICEMAP
 inline constexpr unsigned kLazyPeerAccess = 1;      // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 inline constexpr int kPosixDescriptor = 1;          // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-inline constexpr int kFabricHandle = 8;             // CU_MEM_HANDLE_TYPE_FABRIC: 64 bytes
 inline constexpr int kLocationDevice = 1;           // CU_MEM_LOCATION_TYPE_DEVICE
 inline constexpr int kReadWrite = 3;                // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 

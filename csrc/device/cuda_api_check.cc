@@ -2,7 +2,6 @@
 #if defined(SMDDP_HAVE_CUDA_H)
 // Before cuda.h, whose macros rename some functions to their latest version.
 #include "device/cuda_api.h"
-#include "device/device.h"
 
 #include <cuda.h>
 #if CUDA_VERSION >= 12080 && __has_include(<cudaTypedefs.h>)
@@ -64,10 +63,6 @@ static_assert(sizeof(CUstreamBatchMemOpParams) == sizeof(RealStep) &&
               offsetof(CUstreamBatchMemOpParams, flags) == offsetof(RealStep, writeValue.flags));
 static_assert(kWaitValue == CU_STREAM_MEM_OP_WAIT_VALUE_32 &&
               kWriteValue == CU_STREAM_MEM_OP_WRITE_VALUE_32);
-#if CUDA_VERSION >= 12030
-static_assert(kFabricHandle == CU_MEM_HANDLE_TYPE_FABRIC &&
-              sizeof(::CUmemFabricHandle) == sizeof(Allocation::handle));
-#endif
 static_assert(kSuccess == CUDA_SUCCESS && kNotReady == CUDA_ERROR_NOT_READY &&
               kNotSupported == CUDA_ERROR_NOT_SUPPORTED);
 static_assert(kMultiprocessorCount == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT &&

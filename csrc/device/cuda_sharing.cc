@@ -19,11 +19,6 @@ namespace {
 // all architectures.
 constexpr long kPidfdOpen = 434, kPidfdGetfd = 438;
 
-bool is_mapped(const Allocation& allocation) {
-  return allocation.kind == Allocation::Kind::kShareable ||
-         allocation.kind == Allocation::Kind::kFabric;
-}
-
 Result<FileDescriptor> from_process(int pid, int descriptor) {
   FileDescriptor process(static_cast<int>(syscall(kPidfdOpen, pid, 0)));
   FileDescriptor taken(
@@ -65,7 +60,7 @@ Result<std::vector<Allocation>> CudaSharing::export_memory(const void* address, 
 }
 
 Result<void*> CudaSharing::import_memory(const Allocation& allocation, int pid) {
-  if (is_mapped(allocation)) return import_mapped(allocation, pid);
+  if (allocation.kind == Allocation::Kind::kShareable) return import_mapped(allocation, pid);
   if (allocation.kind != Allocation::Kind::kIpc) {
     return Status(Code::kInvalid, "a peer offered memory that is not GPU memory");
   }
@@ -77,7 +72,7 @@ Result<void*> CudaSharing::import_memory(const Allocation& allocation, int pid) 
 }
 
 void CudaSharing::release_memory(const Allocation& allocation, void* address) {
-  if (is_mapped(allocation)) {
+  if (allocation.kind == Allocation::Kind::kShareable) {
     api_.cuMemUnmap(pointer(address), allocation.bytes);
     api_.cuMemAddressFree(pointer(address), allocation.bytes);
   } else {
@@ -119,7 +114,7 @@ Result<Allocation> CudaSharing::export_mapped(CUdeviceptr at) {
   uint64_t types = 0;
   Status s = query(&types, kAllowedHandleTypes, at);
   if (!s) return s;
-  if ((types & (kPosixDescriptor | kFabricHandle)) == 0) {
+  if ((types & kPosixDescriptor) == 0) {
     return Status(Code::kUnavailable,
                   "this GPU memory can't be shared between processes: use torch's native "
                   "allocator (PYTORCH_CUDA_ALLOC_CONF=backend:native,expandable_segments:False)");
@@ -133,28 +128,15 @@ Result<Allocation> CudaSharing::export_mapped(CUdeviceptr at) {
   a.base = base;
   a.bytes = bytes;
   std::lock_guard lock(mutex_);
-  auto known = shareable_.find(a.id);
-  if (known == shareable_.end()) {
-    s = (types & kPosixDescriptor) != 0 ? export_descriptor(a) : export_fabric(a);
-    if (s) s = open_recalls();
-    if (!s) return s;
-    a.owner = recalls_->name();
-    close_freed();
-    known = shareable_.emplace(a.id, a).first;
-    mapped_[base] = a.id;
-  }
-  return known->second;
-}
-
-Status CudaSharing::export_to(void* shared, const Allocation& a, int type) {
-  CUmemGenericAllocationHandle handle = 0;
-  Status s = check(api_.cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(a.base)),
-                   "cuMemRetainAllocationHandle");
+  auto known = handles_.find(base);
+  if (known != handles_.end() && known->second.id == a.id) return known->second;
+  close_freed();
+  s = export_descriptor(a);
+  if (s) s = open_recalls();
   if (!s) return s;
-  s = check(api_.cuMemExportToShareableHandle(shared, handle, type, 0),
-            "cuMemExportToShareableHandle");
-  api_.cuMemRelease(handle);
-  return s;
+  a.owner = recalls_->name();
+  handles_[base] = a;
+  return a;
 }
 
 Status CudaSharing::export_descriptor(Allocation& a) {
@@ -164,18 +146,18 @@ Status CudaSharing::export_descriptor(Allocation& a) {
     if (!opened) return opened.status();
     server_ = std::move(opened.value());
   }
-  make_room_for_descriptors(shareable_.size(), "GPU memory in many pieces");
-  Status s = export_to(&a.descriptor, a, kPosixDescriptor);
+  make_room_for_descriptors(handles_.size(), "GPU memory in many pieces");
+  CUmemGenericAllocationHandle handle = 0;
+  Status s = check(api_.cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(a.base)),
+                   "cuMemRetainAllocationHandle");
+  if (!s) return s;
+  s = check(api_.cuMemExportToShareableHandle(&a.descriptor, handle, kPosixDescriptor, 0),
+            "cuMemExportToShareableHandle");
+  api_.cuMemRelease(handle);
   if (!s) return s;
   server_->offer(a.id, FileDescriptor(a.descriptor));
   std::memcpy(a.handle.data(), server_->name().data(), server_->name().size());
   return {};
-}
-
-// Where there are fabric handles, torch makes memory that has no descriptor.
-Status CudaSharing::export_fabric(Allocation& a) {
-  a.kind = Allocation::Kind::kFabric;
-  return export_to(a.handle.data(), a, kFabricHandle);
 }
 
 Status CudaSharing::open_recalls() {
@@ -191,19 +173,9 @@ size_t CudaSharing::recall(const void* address, size_t bytes) {
   std::vector<RecalledMemory> recalled;
   {
     std::lock_guard lock(mutex_);
-    while (true) {
-      auto whole = handles_.lower_bound(from);
-      if (whole == handles_.end() || whole->first >= to) break;
-      recalled.push_back({whole->first, whole->second.id});
-      handles_.erase(whole);
-    }
-    while (true) {
-      auto piece = mapped_.lower_bound(from);
-      if (piece == mapped_.end() || piece->first >= to) break;
-      recalled.push_back({piece->first, piece->second});
-      if (server_) server_->withdraw(piece->second);
-      shareable_.erase(piece->second);
-      mapped_.erase(piece);
+    for (auto known = handles_.lower_bound(from); known != handles_.end() && known->first < to;) {
+      recalled.push_back({known->first, known->second.id});
+      forget(known++);
     }
     if (recalled.empty()) return 0;
   }
@@ -215,44 +187,29 @@ size_t CudaSharing::recall(const void* address, size_t bytes) {
 // An open descriptor keeps the memory allocated. Closes the descriptors of memory that its owner has freed
 // in the meantime.
 void CudaSharing::close_freed() {
-  for (auto old = mapped_.begin(); old != mapped_.end();) {
+  for (auto at = handles_.begin(); at != handles_.end();) {
+    auto known = at++;
     uint64_t id = 0;
-    if (query(&id, kMemoryBlockId, old->first) && id == old->second) {
-      ++old;
-      continue;
-    }
-    if (server_) server_->withdraw(old->second);
-    shareable_.erase(old->second);
-    old = mapped_.erase(old);
+    if (known->second.kind != Allocation::Kind::kShareable) continue;
+    if (!query(&id, kMemoryBlockId, known->first) || id != known->second.id) forget(known);
   }
 }
 
-Result<CUmemGenericAllocationHandle> CudaSharing::import_handle(const Allocation& allocation,
-                                                                int pid) {
-  CUmemGenericAllocationHandle handle = 0;
-  if (allocation.kind == Allocation::Kind::kFabric) {
-    auto bytes = allocation.handle;
-    Status s = check(api_.cuMemImportFromShareableHandle(&handle, bytes.data(), kFabricHandle),
-                     "cuMemImportFromShareableHandle");
-    if (!s) return s;
-    return handle;
-  }
-  auto descriptor = take_descriptor(allocation, pid);
-  if (!descriptor) return descriptor.status();
-  auto as_pointer = reinterpret_cast<void*>(static_cast<intptr_t>(descriptor.value().get()));
-  Status s = check(api_.cuMemImportFromShareableHandle(&handle, as_pointer, kPosixDescriptor),
-                   "cuMemImportFromShareableHandle");
-  if (!s) return s;
-  return handle;
+void CudaSharing::forget(std::map<CUdeviceptr, Allocation>::iterator known) {
+  if (server_) server_->withdraw(known->second.id);
+  handles_.erase(known);
 }
 
 Result<void*> CudaSharing::import_mapped(const Allocation& allocation, int pid) {
-  auto imported = import_handle(allocation, pid);
-  if (!imported) return imported.status();
-  CUmemGenericAllocationHandle handle = imported.value();
+  auto descriptor = take_descriptor(allocation, pid);
+  if (!descriptor) return descriptor.status();
+  auto as_pointer = reinterpret_cast<void*>(static_cast<intptr_t>(descriptor.value().get()));
+  CUmemGenericAllocationHandle handle = 0;
+  Status s = check(api_.cuMemImportFromShareableHandle(&handle, as_pointer, kPosixDescriptor),
+                   "cuMemImportFromShareableHandle");
+  if (!s) return s;
   CUdeviceptr base = 0;
-  Status s =
-      check(api_.cuMemAddressReserve(&base, allocation.bytes, 0, 0, 0), "cuMemAddressReserve");
+  s = check(api_.cuMemAddressReserve(&base, allocation.bytes, 0, 0, 0), "cuMemAddressReserve");
   if (s) {
     s = check(api_.cuMemMap(base, allocation.bytes, 0, handle, 0), "cuMemMap");
     CUmemAccessDesc access{{kLocationDevice, device_}, kReadWrite};

@@ -1,6 +1,6 @@
 // Sharing of GPU memory between the processes of a host: handles for this process's memory, and mappings
-// of other processes' memory. Handles of all kinds (IPC handles, descriptors, fabric handles) are kept; the driver's
-// id of an allocation shows whether a kept handle is still right. Knows no stream and no operation.
+// of other processes' memory. Handles of both kinds (IPC handles, descriptors) are kept; the driver's id of an
+// allocation shows whether a kept handle is still right. Knows no stream and no operation.
 // CudaDevice calls it.
 #pragma once
 
@@ -34,21 +34,16 @@ class CudaSharing {
   }
   Result<Allocation> export_whole(cuda::CUdeviceptr at);
   Result<Allocation> export_mapped(cuda::CUdeviceptr at);
-  // `shared`: an int for a descriptor, 64 bytes for a fabric handle.
-  Status export_to(void* shared, const Allocation& a, int type);
   Status export_descriptor(Allocation& a);
-  Status export_fabric(Allocation& a);
   Status open_recalls();  // under mutex_
   void close_freed();
-  Result<cuda::CUmemGenericAllocationHandle> import_handle(const Allocation& allocation, int pid);
+  void forget(std::map<cuda::CUdeviceptr, Allocation>::iterator known);
   Result<void*> import_mapped(const Allocation& allocation, int pid);
 
   const cuda::Api& api_;
   const cuda::CUdevice device_;
   std::mutex mutex_;
   std::map<cuda::CUdeviceptr, Allocation> handles_;  // by base
-  std::map<uint64_t, Allocation> shareable_;         // by the id of physical memory
-  std::map<cuda::CUdeviceptr, uint64_t> mapped_;     // these ids, by base
   std::unique_ptr<RecallServer> recalls_;            // made for the first handle
   std::unique_ptr<DescriptorServer> server_;         // has the descriptors; made for the first one
 };

@@ -37,7 +37,6 @@ struct Allocation {
     kIpc,      // `handle` is for memory that the driver allocated in one piece
     kShareable,  // physical memory that was mapped separately: `descriptor` is one of the owner's, `handle`
                  // the name of its DescriptorServer
-    kFabric,  // the same, where it can be shared only by `handle`
   };
   uint64_t base = 0;  // its first address in the owner
   uint64_t bytes = 0;

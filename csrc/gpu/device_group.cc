@@ -158,8 +158,7 @@ void DeviceGroup::submit_ready(std::unique_lock<std::mutex>& lock,
     std::shared_ptr<DeviceOperation> op = std::move(pending_.front());
     pending_.pop_front();
     op->number_on_device_ = ++numbered_;
-    std::vector<std::shared_ptr<DeviceOperation>> earlier;
-    if (!op->exchanges.empty()) earlier.assign(in_flight_.begin(), in_flight_.end());
+    std::shared_ptr<DeviceOperation> before = in_flight_.empty() ? nullptr : in_flight_.back();
     if (!op->captured_) in_flight_.push_back(op);
     submitting_ = true;
     Status started = broken_;
@@ -169,9 +168,9 @@ void DeviceGroup::submit_ready(std::unique_lock<std::mutex>& lock,
     if (started && !op->captured_) device_.order().begin(op->turn_);
     if (started) {
       started = without_exceptions(
-          [&] { return op->launch(device_, main_, *links_, pipeline, earlier); });
+          [&] { return op->launch(device_, main_, *links_, pipeline, before.get()); });
     }
-    earlier.clear();
+    before.reset();
     device_.order().end(op->turn_);
     op->sent_ = {};
     op->received_ = {};

@@ -87,51 +87,18 @@ Result<std::vector<MemoryOffer>> DeviceOperation::offers(const HostPeers& peers)
   return offers;
 }
 
-// What the exchanges among `ranks` ranks, the peers and the plan read and write here.
-std::unique_ptr<const Footprint> DeviceOperation::footprint(int ranks) const {
-  auto made = std::make_unique<Footprint>();
-  for (const DeviceExchange& exchange : exchanges) {
-    for (Rank r = 0; r < ranks; ++r) {
-      if (exchange.collective != Collective::kAllGather || r == 0)
-        for (const Extent& e : exchange.out.slice(r, 0, SIZE_MAX)) made->read(e);
-      if (exchange.collective != Collective::kReduceScatter || r == 0)
-        for (const Extent& e : exchange.in.slice(r, 0, SIZE_MAX)) made->write(e);
-    }
-    for (const auto& [to, from] : exchange.copies) {
-      made->write(to);
-      made->read(from);
-    }
-  }
-  for (const Extent& e : offered) made->read(e);
-  for (const auto& sum : plan.sums) made->write({sum.destination, sum.bytes});
-  for (const auto& move : plan.moves) made->write({move.destination, move.bytes});
-  made->close();
-  return made;
-}
-
-// The group's operations end in their order: the last of those that use the same memory is enough.
-std::vector<device::Event> DeviceOperation::causes(
-    const std::vector<std::shared_ptr<DeviceOperation>>& earlier) const {
-  std::vector<device::Event> events{ready_};
-  auto same = std::find_if(earlier.rbegin(), earlier.rend(), [this](const auto& each) {
-    return !each->footprint_ || footprint_->overlaps(*each->footprint_);
-  });
-  if (same != earlier.rend()) events.push_back((*same)->end_);
-  return events;
-}
-
 Status DeviceOperation::launch(device::Device& device, device::Stream main, DeviceLinks& links,
-                               PinnedPipeline* pipeline,
-                               const std::vector<std::shared_ptr<DeviceOperation>>& earlier) {
+                               PinnedPipeline* pipeline, const DeviceOperation* before) {
   auto all = offers(links.peers);
   if (!all) return all.status();
-  if (pipeline != nullptr) footprint_ = footprint(pipeline->ranks());
   return device.together([&]() -> Status {
     intranode::CopyEngine::Between between;
     if (!exchanges.empty()) {
       between = [&](const intranode::CopyEngine::Stages& stages) -> Status {
-        auto outcome =
-            pipeline->submit({main, causes(earlier), stages.sum, stages.move}, exchanges);
+        // It may use the memory of the one before.
+        std::vector<device::Event> after{ready_};
+        if (before != nullptr) after.push_back(before->end_);
+        auto outcome = pipeline->submit({main, after, stages.sum, stages.move}, exchanges);
         if (outcome) exchange_outcome_ = std::move(outcome.value());
         return outcome.status();
       };

@@ -8,7 +8,6 @@
 
 #include "collectives/operation.h"
 #include "common/exceptions.h"
-#include "gpu/footprint.h"
 #include "gpu/host_peers.h"
 #include "gpu/pinned_pipeline.h"
 #include "intranode/copy_engine.h"
@@ -29,8 +28,7 @@ class DeviceOperation : public Operation {
   std::vector<Extent> offered;  // what the peers of this host read; equal sizes on all ranks
   intranode::CopyEngine::Plan plan;
   // What goes through pinned memory, after the plan's sums and before its moves: among the ranks of this
-  // rank's rail, or among all ranks (`among_all`). One exchange after the other. It may go while earlier
-  // operations of the group are under way that use other memory.
+  // rank's rail, or among all ranks (`among_all`). One exchange after the other.
   std::vector<DeviceExchange> exchanges;
   bool among_all = false;
   uint64_t limit_ns = 0;  // deadline of the whole, counted from the call; 0: the group's
@@ -54,15 +52,10 @@ class DeviceOperation : public Operation {
   // What the ranks of the host offer, once that AllGather is complete. An error if a rank called another
   // collective, or refuses: the same refusal on all ranks is kInvalid.
   Result<std::vector<intranode::MemoryOffer>> offers(const HostPeers& peers) const;
-  // Submits all of it to `main`, and its exchanges to `pipeline`. Blocks while a stream is full. `earlier`: the
-  // group's operations that the device may not be done with, in their order.
+  // Submits all of it to `main`, and its exchanges to `pipeline`. Blocks while a stream is full. `before`: the
+  // group's latest operation that the device may not be done with; nullptr: there is none.
   Status launch(device::Device& device, device::Stream main, DeviceLinks& links,
-                PinnedPipeline* pipeline,
-                const std::vector<std::shared_ptr<DeviceOperation>>& earlier);
-  // What its exchanges come after.
-  std::vector<device::Event> causes(
-      const std::vector<std::shared_ptr<DeviceOperation>>& earlier) const;
-  std::unique_ptr<const Footprint> footprint(int ranks) const;
+                PinnedPipeline* pipeline, const DeviceOperation* before);
   void on_complete() override;
   // Calls on_closed(). If that throws, the operations behind this one still end.
   void close() noexcept {
@@ -71,8 +64,6 @@ class DeviceOperation : public Operation {
 
   std::shared_ptr<DeviceGroup> group_;
   device::Event ready_ = nullptr, end_ = nullptr;
-  std::unique_ptr<const Footprint>
-      footprint_;  // if it has exchanges; used by the thread that submits
   std::vector<std::byte> sent_, received_;
   bool captured_ =
       false;  // into a graph: the thread that records the graph submits it, to its own stream

@@ -8,9 +8,7 @@
 // and once a chunk's blocks have been copied in to memory of the device, a kernel on the stream `main` sums them
 // with the own block, while the next chunk's are copied in.
 //
-// An operation's chunks follow those of the operation before, which may still be on their way or be copied in:
-// its streams wait for the events that the caller gives, and not for the stream `main`, which waits for the ends of
-// the operations one after the other.
+// An operation's chunks come after the events that the caller gives, and not after all that the stream `main` holds.
 //
 // All copies of an operation are submitted by one call, and nothing after that calls the device: streams and
 // host signal each other by flags that both see (chunk_carrier.h). A stream takes about a thousand commands, and a

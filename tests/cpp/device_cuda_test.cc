@@ -35,7 +35,7 @@ using device::Device;
 const DebugSetting stub_is_the_driver("libcuda", STUB_CUDA);
 const DebugSetting stub_is_gdrcopy("libgdrapi", STUB_GDR);
 
-enum Kind { kMalloc, kExpandable, kPrivate, kOfFabric };
+enum Kind { kMalloc, kExpandable, kPrivate };
 
 template <class F>
 F stub(const char* name) {
@@ -177,7 +177,7 @@ TEST(CudaDevice, CopiesInOneBatchWhereTheDriverCan) {
 
 TEST(CudaDevice, SharesMemoryOfEachKind) {
   auto owner = gpu(), reader = gpu();
-  for (Kind kind : {kMalloc, kExpandable, kOfFabric}) {
+  for (Kind kind : {kMalloc, kExpandable}) {
     std::byte* memory = allocate(10000, kind);
     auto exported = value_of(owner->export_memory(memory + 5000, 10));
     ASSERT_EQ(exported.size(), 1u);
@@ -248,7 +248,7 @@ TEST(CudaDevice, ExpandableSegmentsAreSharedWherePidfdGetfdIsRefused) {
 TEST(CudaDevice, ARecallEndsThePeersMappingsAndTheOwnersHandles) {
   auto owner = gpu(), reader = gpu();
   intranode::Imports imports(*reader);
-  for (Kind kind : {kMalloc, kExpandable, kOfFabric}) {
+  for (Kind kind : {kMalloc, kExpandable}) {
     std::byte* memory = allocate(8192, kind);
     size_t before = mapped(), open = open_descriptors();
     Allocation a = owner->export_memory(memory, 10).value()[0];

@@ -1,21 +1,13 @@
-// What overlaps between hosts, on the device that threads simulate: operations of one group, and what must not.
+// What overlaps between hosts, on the device that threads simulate: the parts of one operation, and what must not.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <chrono>
 
 #include "device_job.h"
-#include "gpu/footprint.h"
 
 namespace smddp {
 namespace {
-
-bool within(const std::vector<Extent>& extents, const void* at) {
-  auto* byte = static_cast<const std::byte*>(at);
-  return std::any_of(extents.begin(), extents.end(), [byte](const Extent& e) {
-    return e.address <= byte && byte < e.address + e.bytes;
-  });
-}
 
 // Opens for good once it is told so, or after 20 s, and then the test has failed.
 class Gate {
@@ -33,19 +25,6 @@ class Gate {
   std::atomic<bool> open_{false}, expired_{false};
 };
 
-struct Case {
-  const char* hosts;
-  Collective collective;
-};
-
-class DeviceOverlapOf : public testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(
-    Layouts, DeviceOverlapOf,
-    testing::Values(Case{"ab", Collective::kAllGather}, Case{"ab", Collective::kReduceScatter},
-                    Case{"ab", Collective::kAllReduce}, Case{"aabb", Collective::kAllGather},
-                    Case{"aabb", Collective::kReduceScatter}, Case{"aabb", Collective::kAllReduce},
-                    Case{"aab", Collective::kAllReduce}));
-
 using Extents = std::vector<Extent>;
 
 Extents all(const Blocks& blocks, size_t count) {
@@ -55,40 +34,11 @@ Extents all(const Blocks& blocks, size_t count) {
   }
   return found;
 }
-// What the operation's first exchange among `ranks` copies out of the device, and its last one in.
+// What the operation's first exchange among `ranks` copies out of the device.
 Extents out(const Checked& checked, size_t ranks) {
   const DeviceExchange& first = checked.op->exchanges.front();
   return all(first.out, first.collective == Collective::kAllGather ? 1 : ranks);
 }
-Extents in(const Checked& checked, size_t ranks) {
-  const DeviceExchange& last = checked.op->exchanges.back();
-  return all(last.in, last.collective == Collective::kReduceScatter ? 1 : ranks);
-}
-
-// On host a, the first operation is copied in only once the second is copied out. What host b contributes to the
-// first is copied out only then.
-TEST_P(DeviceOverlapOf, AnOperationLeavesWhileTheOneBeforeIsOnItsWayOrComesIn) {
-  Gate second_leaves;
-  run_jobs(GetParam().hosts, [&](DeviceRank& r, Job& job) {
-    Checked first(job, GetParam().collective, 10'000, 1);
-    Checked second(job, GetParam().collective, 10'000, 2);
-    Checked third(job, GetParam().collective, 300'000, 3);
-    const Topology& topology = r.context.group.topology();
-    auto among = static_cast<size_t>(first.op->among_all ? r.context.ranks : topology.nodes());
-    bool here = r.context.rank == 0, there = r.context.rank == topology.node(1)[0];
-    r.gpu.set_gate([&, in = in(first, among), out = out(first, among), next = out(second, among)](
-                       const void* to, const void* from) {
-      if (here && within(next, from)) second_leaves.open();
-      bool held = (here && within(in, to) && !within(in, from)) || (there && within(out, from));
-      return !held || second_leaves.passes();
-    });
-    for (const Checked* each : {&first, &second, &third}) {
-      ASSERT_TRUE(works(r.group->submit(each->op, r.user)));
-    }
-    for (const Checked* each : {&first, &second, &third}) each->check(job);
-  });
-}
-
 // The ReduceScatter's last chunk leaves only once the AllGather's first has come.
 TEST(DeviceOverlap, TheSumsOfAnAllReduceComeBackWhileOthersAreOnTheirWay) {
   constexpr size_t kCount = 4 << 20, kChunk = 2 << 20;  // four chunks of each half
@@ -178,26 +128,6 @@ TEST_P(DeviceOrderOf, OperationsOnTheSameMemoryKeepTheirOrder) {
       for (size_t p = 0; p < ranks; ++p) ASSERT_EQ(all[p * kCount + i], expected) << i;
     }
   });
-}
-
-TEST(Footprint, MeetsWhatWritesItsMemoryAndWhatItWrites) {
-  std::byte memory[100];
-  auto made = [&](std::vector<std::pair<size_t, size_t>> reads,
-                  std::vector<std::pair<size_t, size_t>> writes) {
-    Footprint footprint;
-    for (auto [from, to] : reads) footprint.read({memory + from, to - from});
-    for (auto [from, to] : writes) footprint.write({memory + from, to - from});
-    footprint.close();
-    return footprint;
-  };
-  Footprint one = made({{50, 60}, {10, 20}, {15, 30}}, {{70, 80}, {40, 45}});
-  EXPECT_FALSE(one.overlaps(made({{0, 40}, {45, 70}}, {{80, 90}})));  // both read
-  EXPECT_TRUE(one.overlaps(made({{79, 81}}, {})));
-  EXPECT_TRUE(one.overlaps(made({}, {{44, 45}})));
-  EXPECT_TRUE(one.overlaps(made({}, {{29, 31}})));
-  EXPECT_FALSE(one.overlaps(made({}, {{30, 40}, {45, 50}, {60, 70}, {0, 10}, {80, 100}})));
-  EXPECT_FALSE(one.overlaps(made({{10, 10}}, {{75, 75}})));  // nothing
-  EXPECT_FALSE(one.overlaps(made({}, {})));
 }
 
 }  // namespace

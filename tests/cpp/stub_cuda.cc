@@ -332,21 +332,14 @@ DRIVER(cuMemRetainAllocationHandle, CUmemGenericAllocationHandle* handle, void* 
 DRIVER(cuMemExportToShareableHandle, void* to, CUmemGenericAllocationHandle handle, int type,
        unsigned long long) {
   int descriptor = dup(static_cast<int>(handle));
-  if (type == kFabricHandle) {
-    Handle h{getpid(), descriptor, 0};
-    std::memset(to, 0, 64);
-    std::memcpy(to, &h, sizeof h);
-    return kSuccess;
-  }
   std::memcpy(to, &descriptor, sizeof descriptor);
   return type == kPosixDescriptor ? kSuccess : kInvalidValue;
 }
 DRIVER(cuMemImportFromShareableHandle, CUmemGenericAllocationHandle* handle, void* shared,
        int type) {
-  Handle h{0, static_cast<int>(reinterpret_cast<intptr_t>(shared)), 0};
-  if (type == kFabricHandle) std::memcpy(&h, shared, sizeof h);
-  *handle = static_cast<CUmemGenericAllocationHandle>(dup(h.descriptor));
-  return type == kPosixDescriptor || type == kFabricHandle ? kSuccess : kInvalidValue;
+  int descriptor = static_cast<int>(reinterpret_cast<intptr_t>(shared));
+  *handle = static_cast<CUmemGenericAllocationHandle>(dup(descriptor));
+  return type == kPosixDescriptor ? kSuccess : kInvalidValue;
 }
 DRIVER(cuMemRelease, CUmemGenericAllocationHandle handle) {
   return close(static_cast<int>(handle)) == 0 ? kSuccess : kInvalidValue;
@@ -423,7 +416,7 @@ STUB CUresult cuGetProcAddress_v2(const char* name, void** function, int version
 }
 
 // Allocates memory as torch's allocators do. Kind 0: as cudaMalloc(). Kind 1: as an expandable segment.
-// Kind 3: as one where there are fabric handles. Other kinds can't be shared. `at`: the address, or nullptr for any.
+// Other kinds can't be shared. `at`: the address, or nullptr for any.
 STUB void* stub_allocate(size_t bytes, int kind, void* at) {
   bytes = (bytes + 4095) / 4096 * 4096;
   int descriptor = memfd_create("stub-cuda", MFD_CLOEXEC);
@@ -433,9 +426,7 @@ STUB void* stub_allocate(size_t bytes, int kind, void* at) {
             descriptor, 0);
   std::lock_guard lock(mutex);
   memory[reinterpret_cast<CUdeviceptr>(at)] = {bytes, descriptor, next_id++, kind == 0,
-                                               kind == 1   ? kPosixDescriptor
-                                               : kind == 3 ? kFabricHandle
-                                                           : 0};
+                                               kind == 1 ? kPosixDescriptor : 0};
   return at;
 }
 STUB void stub_free(void* at) {
