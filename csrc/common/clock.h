@@ -31,7 +31,7 @@ inline double in_seconds(uint64_t ns) { return static_cast<double>(ns) * 1e-9; }
 // "1.5 s"
 inline std::string seconds_text(uint64_t ns) {
   char text[32];
-  std::snprintf(text, sizeof text, "%.3g s", in_seconds(ns));
+  std::snprintf(text, sizeof text, "%g s", in_seconds(ns / 1'000'000 * 1'000'000));
   return text;
 }
 

@@ -1,7 +1,5 @@
 #include "common/env.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>

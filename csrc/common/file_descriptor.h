@@ -1,6 +1,7 @@
 // Owns a file descriptor and closes it once. Used by every folder that opens one.
 #pragma once
 
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <utility>
@@ -31,5 +32,11 @@ class FileDescriptor {
 
   int fd_ = -1;
 };
+
+// Is readable once the process has ended. None before Linux 5.3.
+inline FileDescriptor open_process(int pid) {
+  constexpr long kPidfdOpen = 434;  // SYS_pidfd_open, which older C libraries do not define
+  return FileDescriptor(static_cast<int>(syscall(kPidfdOpen, pid, 0)));
+}
 
 }  // namespace smddp

@@ -51,6 +51,12 @@ class [[nodiscard]] Result {
   T& value() { return std::get<T>(state_); }
   const T& value() const { return std::get<T>(state_); }
   Status status() const { return ok() ? Status() : std::get<Status>(state_); }
+  // Moves the value, if there is one, into `target`.
+  template <class Target>
+  Status into(Target& target) {
+    if (ok()) target = static_cast<Target>(std::move(value()));
+    return status();
+  }
 
  private:
   std::variant<T, Status> state_;

@@ -57,12 +57,16 @@ std::span<const uint8_t> SocketAddress::ip() const {
   return {reinterpret_cast<const uint8_t*>(&as_v4()->sin_addr), sizeof(in_addr)};
 }
 
-std::string SocketAddress::text() const {
+std::string SocketAddress::ip_text() const {
   char host[INET6_ADDRSTRLEN] = {};
-  if (size() == 0 || ::inet_ntop(family(), ip().data(), host, sizeof host) == nullptr)
-    return "no address";
-  std::string port_text = ":" + std::to_string(port());
-  return family() == AF_INET6 ? "[" + std::string(host) + "]" + port_text : host + port_text;
+  if (size() > 0) ::inet_ntop(family(), ip().data(), host, sizeof host);
+  return host;
+}
+
+std::string SocketAddress::text() const {
+  std::string host = ip_text(), port_text = ":" + std::to_string(port());
+  if (host.empty()) return "no address";
+  return family() == AF_INET6 ? "[" + host + "]" + port_text : host + port_text;
 }
 
 Result<FileDescriptor> listen_at(SocketAddress* at) {

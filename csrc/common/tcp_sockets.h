@@ -28,6 +28,7 @@ class SocketAddress {
   uint16_t port() const;
   void set_port(uint16_t port);
   std::span<const uint8_t> ip() const;  // 4 or 16 bytes, in the network's order
+  std::string ip_text() const;          // "192.0.2.2"; "" of no family
   std::string text() const;             // "192.0.2.2:4711", "[2001:db8::1]:4711"
 
   sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage_); }

@@ -78,6 +78,7 @@ class CudaDevice final : public Device {
     return s ? Result<Stream>(stream) : Result<Stream>(s);
   }
   void destroy_stream(Stream stream) override {
+    if (stream == nullptr) return;
     Inside inside(*this);
     Relaxed relaxed(*this);
     api_.cuStreamDestroy(stream_of(stream));
@@ -89,6 +90,7 @@ class CudaDevice final : public Device {
     return s ? Result<Event>(event) : Result<Event>(s);
   }
   void destroy_event(Event event) override {
+    if (event == nullptr) return;
     Inside inside(*this);
     api_.cuEventDestroy(event_of(event));
   }

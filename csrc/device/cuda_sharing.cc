@@ -15,12 +15,10 @@ using namespace cuda;
 
 namespace {
 
-// SYS_pidfd_open and SYS_pidfd_getfd, which older C libraries do not define. The numbers are the same on
-// all architectures.
-constexpr long kPidfdOpen = 434, kPidfdGetfd = 438;
+constexpr long kPidfdGetfd = 438;  // SYS_pidfd_getfd, which older C libraries do not define
 
 Result<FileDescriptor> from_process(int pid, int descriptor) {
-  FileDescriptor process(static_cast<int>(syscall(kPidfdOpen, pid, 0)));
+  FileDescriptor process = open_process(pid);
   FileDescriptor taken(
       process ? static_cast<int>(syscall(kPidfdGetfd, process.get(), descriptor, 0)) : -1);
   if (taken) return taken;
@@ -142,9 +140,7 @@ Result<Allocation> CudaSharing::export_mapped(CUdeviceptr at) {
 Status CudaSharing::export_descriptor(Allocation& a) {
   a.kind = Allocation::Kind::kShareable;
   if (!server_) {
-    auto opened = DescriptorServer::open();
-    if (!opened) return opened.status();
-    server_ = std::move(opened.value());
+    if (Status s = DescriptorServer::open().into(server_); !s) return s;
   }
   make_room_for_descriptors(handles_.size(), "GPU memory in many pieces");
   CUmemGenericAllocationHandle handle = 0;
@@ -162,9 +158,7 @@ Status CudaSharing::export_descriptor(Allocation& a) {
 
 Status CudaSharing::open_recalls() {
   if (recalls_) return {};
-  auto opened = RecallServer::open();
-  if (opened) recalls_ = std::move(opened.value());
-  return opened.status();
+  return RecallServer::open().into(recalls_);
 }
 
 // A handle of freed memory is forgotten here as well, and its descriptor closed: that keeps memory allocated.

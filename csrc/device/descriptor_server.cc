@@ -40,9 +40,7 @@ struct Answer {
 
 Result<std::unique_ptr<DescriptorServer>> DescriptorServer::open() {
   std::unique_ptr<DescriptorServer> made(new DescriptorServer());
-  auto listener = listen_as(kDescriptors, &made->name_);
-  if (!listener) return listener.status();
-  made->listener_ = std::move(listener.value());
+  if (Status s = listen_as(kDescriptors, &made->name_).into(made->listener_); !s) return s;
   made->wake_ = FileDescriptor(eventfd(0, EFD_CLOEXEC));
   if (!made->wake_) return errno_status("could not open an eventfd");
   made->thread_ = std::thread([server = made.get()] { server->serve(); });

@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "common/status.h"
-#include "common/types.h"
 #include "device/recall.h"
 #include "device/submission_order.h"
 #include "kernels/reduction.h"
@@ -78,6 +77,7 @@ class Device {
   // The same for every process that uses this device, and for no other device of the host.
   virtual std::array<uint8_t, 16> identity() const = 0;
 
+  // destroy_...() of nullptr does nothing.
   virtual Result<Stream> create_stream() = 0;
   virtual void destroy_stream(Stream stream) = 0;
   virtual Result<Event> create_event() = 0;

@@ -9,6 +9,8 @@
 #include <cstring>
 
 #include "common/align.h"
+#include "common/file_descriptor.h"
+#include "common/mapping.h"
 #include "kernels/reduce_arithmetic.h"
 
 namespace smddp::device {
@@ -28,9 +30,9 @@ std::atomic_ref<uint32_t> mappings(void* segment, size_t bytes) {
 }
 
 Result<void*> map_segment(int descriptor, size_t bytes) {
-  void* at = mmap(nullptr, with_counter(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-  if (at == MAP_FAILED) return errno_status("could not map " + std::to_string(bytes) + " bytes");
-  return at;
+  auto mapped = Mapping::map(with_counter(bytes), MAP_SHARED, descriptor);
+  if (!mapped) return mapped.status();
+  return static_cast<void*>(mapped.value().release());
 }
 
 // Calls half(0) at once and half(1) `duration` later.
@@ -59,25 +61,19 @@ HostDevice::~HostDevice() {
 Result<void*> HostDevice::allocate(size_t bytes) {
   std::lock_guard context(context_);
   bytes = pages(std::max<size_t>(bytes, 1));
-  int descriptor = memfd_create("smddp-host-device", MFD_CLOEXEC);
-  if (descriptor < 0) return errno_status("could not create a segment (memfd_create)");
-  if (ftruncate(descriptor, static_cast<off_t>(with_counter(bytes))) != 0) {
-    Status why =
-        errno_status("could not set the size of a segment to " + std::to_string(bytes) + " bytes");
-    close(descriptor);
-    return why;
-  }
-  auto at = map_segment(descriptor, bytes);
-  if (!at) {
-    close(descriptor);
-    return at;
-  }
+  FileDescriptor segment(memfd_create("smddp-host-device", MFD_CLOEXEC));
+  if (!segment) return errno_status("could not create a segment (memfd_create)");
+  if (ftruncate(segment.get(), static_cast<off_t>(with_counter(bytes))) != 0)
+    return errno_status("could not set the size of a segment to " + std::to_string(bytes) +
+                        " bytes");
+  auto at = map_segment(segment.get(), bytes);
+  if (!at) return at;
   std::lock_guard lock(mutex_);
   Allocation allocation;
   allocation.base = reinterpret_cast<uintptr_t>(at.value());
   allocation.bytes = bytes;
   allocation.id = next_id_++;
-  allocation.descriptor = descriptor;
+  allocation.descriptor = segment.release();
   allocations_[allocation.base] = allocation;
   return at;
 }
@@ -107,12 +103,12 @@ Result<Stream> HostDevice::create_stream() {
   std::lock_guard context(context_);
   return static_cast<Stream>(queues_.create_stream().release());
 }
-void HostDevice::destroy_stream(Stream stream) { delete &host_stream(stream); }
+void HostDevice::destroy_stream(Stream stream) { delete static_cast<HostStream*>(stream); }
 Result<Event> HostDevice::create_event() {
   std::lock_guard context(context_);
   return static_cast<Event>(new EventPtr(std::make_shared<HostEvent>()));
 }
-void HostDevice::destroy_event(Event event) { delete &host_event(event); }
+void HostDevice::destroy_event(Event event) { delete static_cast<EventPtr*>(event); }
 
 Status HostDevice::record(Event event, Stream stream) {
   std::lock_guard context(context_);
@@ -245,9 +241,7 @@ Result<std::vector<Allocation>> HostDevice::export_memory(const void* address, s
   if (!owns(address, bytes)) return Status(Code::kInvalid, "this is not memory of the device");
   std::lock_guard lock(mutex_);
   if (!recalls_) {
-    auto opened = RecallServer::open();
-    if (!opened) return opened.status();
-    recalls_ = std::move(opened.value());
+    if (Status s = RecallServer::open().into(recalls_); !s) return s;
   }
   Allocation& found =
       std::prev(allocations_.upper_bound(reinterpret_cast<uintptr_t>(address)))->second;
@@ -280,18 +274,12 @@ Result<void*> HostDevice::import_memory(const Allocation& allocation, int pid) {
   std::lock_guard context(context_);
   if (peers_ == Peers::kAbsent)
     return Status(Code::kUnavailable, "peer access is not supported between these two devices");
-  if (peers_ == Peers::kWrong) {
-    void* other = mmap(nullptr, with_counter(allocation.bytes), PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return other != MAP_FAILED ? Result<void*>(other) : errno_status("could not map a segment");
-  }
+  if (peers_ == Peers::kWrong) return map_segment(-1, allocation.bytes);  // other pages
   std::string path =
       "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(allocation.descriptor);
-  int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (descriptor < 0)
-    return errno_status("could not open a segment of process " + std::to_string(pid));
-  auto at = map_segment(descriptor, allocation.bytes);
-  close(descriptor);
+  FileDescriptor segment(open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (!segment) return errno_status("could not open a segment of process " + std::to_string(pid));
+  auto at = map_segment(segment.get(), allocation.bytes);
   if (at) ++mappings(at.value(), allocation.bytes);
   return at;
 }

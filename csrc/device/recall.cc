@@ -21,9 +21,8 @@ bool same(const RecalledMemory& a, const RecalledMemory& b) {
 
 Result<std::unique_ptr<RecallServer>> RecallServer::open() {
   std::unique_ptr<RecallServer> made(new RecallServer());
-  auto listener = listen_as(kRecalls, &made->name_, SOCK_NONBLOCK);
-  if (!listener) return listener.status();
-  made->listener_ = std::move(listener.value());
+  if (Status s = listen_as(kRecalls, &made->name_, SOCK_NONBLOCK).into(made->listener_); !s)
+    return s;
   return made;
 }
 

@@ -1,6 +1,5 @@
 #include "gpu/device_group.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "common/clock.h"
@@ -109,9 +108,7 @@ Status DeviceGroup::submit(const std::shared_ptr<DeviceOperation>& operation,
   DeviceOperation& op = *operation;
   std::lock_guard calls(calls_);
   if (Status ok = status(); !ok) return ok;
-  auto capturing = device_.capturing(callers);
-  if (!capturing) return capturing.status();
-  op.captured_ = capturing.value();
+  if (Status s = device_.capturing(callers).into(op.captured_); !s) return s;
   if (Status room = links_->pipelines.reserve(op, op.captured_); !room) return room;
   op.group_ = shared_from_this();
   op.started_ns_ = now_ns();

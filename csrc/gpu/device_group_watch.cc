@@ -14,9 +14,8 @@ constexpr uint64_t kPipelineGraceNs = 3'000'000'000;
 
 Status timed_out(const std::string& what, uint64_t limit_ns, const std::string& rank,
                  const char* waits) {
-  char seconds[32];
-  std::snprintf(seconds, sizeof seconds, "%g", static_cast<double>(limit_ns) * 1e-9);
-  return {Code::kTimeout, what + " timed out after " + seconds + " s on " + rank + ": " + waits};
+  return {Code::kTimeout,
+          what + " timed out after " + seconds_text(limit_ns) + " on " + rank + ": " + waits};
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <utility>
@@ -174,15 +173,12 @@ Status DeviceLinks::open_hosts(Group& cpu_group, Store& store, uint64_t limit_ns
   own_group = std::move(local.value());
   host_group = own_group.get();
   if (!pattern::equal_nodes(topology)) {
-    auto made = open_for_all(cpu_group, store, limit_ns);
-    if (made) pipelines.all = std::move(made.value());
-    return made.status();
+    return open_for_all(cpu_group, store, limit_ns).into(pipelines.all);
   }
-  auto made = open_pipeline(process_, cpu_group, store, "device/rail" + std::to_string(peers.own()),
-                            rail_of(topology, peers.own()), device_, limit_ns, peers.count() == 1,
-                            by_nic, tells_peers());
-  if (made) pipelines.rail = std::move(made.value());
-  return made.status();
+  return open_pipeline(process_, cpu_group, store, "device/rail" + std::to_string(peers.own()),
+                       rail_of(topology, peers.own()), device_, limit_ns, peers.count() == 1,
+                       by_nic, tells_peers())
+      .into(pipelines.rail);
 }
 
 Result<std::unique_ptr<PinnedPipeline>> DeviceLinks::open_for_all(Group& cpu_group, Store& store,

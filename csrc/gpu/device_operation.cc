@@ -17,8 +17,7 @@ constexpr size_t kLeastRoom = 4096;
 
 DeviceOperation::~DeviceOperation() {
   if (!group_) return;
-  if (ready_ != nullptr) group_->device().destroy_event(ready_);
-  if (end_ != nullptr) group_->device().destroy_event(end_);
+  for (device::Event event : {ready_, end_}) group_->device().destroy_event(event);
 }
 
 void DeviceOperation::on_complete() {
@@ -30,9 +29,7 @@ Status DeviceOperation::begin(device::Device& device, device::Stream callers) {
   callers_ = callers;
   return device.together([&] {
     for (device::Event* event : {&ready_, &end_}) {
-      auto made = device.create_event();
-      if (!made) return made.status();
-      *event = made.value();
+      if (Status s = device.create_event().into(*event); !s) return s;
     }
     return device.record(ready_, callers);
   });
@@ -98,9 +95,8 @@ Status DeviceOperation::launch(device::Device& device, device::Stream main, Devi
         // It may use the memory of the one before.
         std::vector<device::Event> after{ready_};
         if (before != nullptr) after.push_back(before->end_);
-        auto outcome = pipeline->submit({main, after, stages.sum, stages.move}, exchanges);
-        if (outcome) exchange_outcome_ = std::move(outcome.value());
-        return outcome.status();
+        return pipeline->submit({main, after, stages.sum, stages.move}, exchanges)
+            .into(exchange_outcome_);
       };
     }
     // The peers' memory is mapped before anything is submitted: mapping may wait for what the streams hold.

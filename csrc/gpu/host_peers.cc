@@ -1,25 +1,18 @@
 #include "gpu/host_peers.h"
 
 #include <poll.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 
 namespace smddp {
-namespace {
-
-constexpr long kPidfdOpen = 434;  // SYS_pidfd_open, the same on all architectures
-
-}  // namespace
 
 void HostPeers::join(const std::vector<int>& pids) {
   pids_ = pids;
   gone_since_ns_.assign(pids.size(), 0);
   alive_.resize(pids.size());
   for (size_t i = 0; i < pids.size(); ++i) {
-    if (pids[i] == getpid()) continue;
-    alive_[i] = FileDescriptor(static_cast<int>(syscall(kPidfdOpen, pids[i], 0)));
+    if (pids[i] != getpid()) alive_[i] = open_process(pids[i]);
   }
 }
 

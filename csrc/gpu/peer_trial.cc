@@ -1,7 +1,5 @@
 #include "gpu/peer_trial.h"
 
-#include <sys/mman.h>
-
 #include "common/align.h"
 
 namespace smddp {
@@ -21,23 +19,16 @@ size_t room() { return MemoryOffer::encoded_bytes({kBytes}); }
 
 PeerTrial::~PeerTrial() {
   device_.free(memory_);
-  if (host_on_device_ != nullptr) device_.unmap_host(host_);
-  if (host_ != nullptr) munmap(host_, parts() * kBytes);
+  if (host_on_device_ != nullptr) device_.unmap_host(host_.data());
 }
 
 Status PeerTrial::open() {
   size_t all = parts() * kBytes;
   static_assert(kBytes % kPage == 0);
-  void* at = mmap(nullptr, all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (at == MAP_FAILED) return errno_status("could not allocate pages for a trial of the GPU");
-  host_ = static_cast<std::byte*>(at);
-  auto mapped = device_.map_host(at, all);
-  if (!mapped) return mapped.status();
-  host_on_device_ = static_cast<std::byte*>(mapped.value());
-  auto memory = device_.allocate(all);
-  if (!memory) return memory.status();
-  memory_ = static_cast<std::byte*>(memory.value());
-  auto* own = reinterpret_cast<float*>(host_);
+  if (Status s = Mapping::map(all, MAP_SHARED).into(host_); !s) return s;
+  if (Status s = device_.map_host(host_.data(), all).into(host_on_device_); !s) return s;
+  if (Status s = device_.allocate(all).into(memory_); !s) return s;
+  auto* own = reinterpret_cast<float*>(host_.data());
   for (size_t i = 0; i < kCount; ++i) own[i] = value(static_cast<size_t>(peers_.own()), i);
   Status s = device_.copy(main_, memory_, host_on_device_, all);
   return s ? device_.synchronize(main_) : s;
@@ -93,7 +84,7 @@ Status PeerTrial::copies_and_sum(const std::vector<MemoryOffer>& offers,
 }
 
 Status PeerTrial::compare(bool sums) const {
-  auto* read = reinterpret_cast<const float*>(host_);
+  auto* read = reinterpret_cast<const float*>(host_.data());
   for (size_t i = 0; i < kCount; ++i) {
     float sum = 0;
     for (size_t r = 0; r < ranks(); ++r) {

@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "common/mapping.h"
 #include "gpu/host_peers.h"
 #include "intranode/copy_engine_memory.h"
 
@@ -34,8 +35,9 @@ class PeerTrial {
   device::Device& device_;
   const HostPeers& peers_;
   const device::Stream main_;
-  std::byte* memory_ = nullptr;                            // on the device
-  std::byte *host_ = nullptr, *host_on_device_ = nullptr;  // pinned, of the same size
+  std::byte* memory_ = nullptr;  // on the device
+  Mapping host_;                 // pinned, of the same size
+  std::byte* host_on_device_ = nullptr;
 };
 
 }  // namespace smddp

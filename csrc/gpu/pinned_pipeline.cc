@@ -25,13 +25,9 @@ Result<std::unique_ptr<PinnedPipeline>> PinnedPipeline::create(Process& process,
 
 Status PinnedPipeline::open() {
   for (device::Stream* stream : {&out_, &in_}) {
-    auto made = device_.create_stream();
-    if (!made) return made.status();
-    *stream = made.value();
+    if (Status s = device_.create_stream().into(*stream); !s) return s;
   }
-  auto event = device_.create_event();
-  if (!event) return event.status();
-  end_ = event.value();
+  if (Status s = device_.create_event().into(end_); !s) return s;
   carrier_.start();
   return {};
 }
@@ -39,10 +35,8 @@ Status PinnedPipeline::open() {
 PinnedPipeline::~PinnedPipeline() {
   carrier_.stop();
   if (engine_.forked()) return;  // a forked child does not have the device
-  for (device::Stream stream : {out_, in_}) {
-    if (stream != nullptr) device_.destroy_stream(stream);
-  }
-  if (end_ != nullptr) device_.destroy_event(end_);
+  for (device::Stream stream : {out_, in_}) device_.destroy_stream(stream);
+  device_.destroy_event(end_);
 }
 
 Status PinnedPipeline::reserve(const DeviceExchange& exchange) {

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "common/align.h"
+#include "common/mapping.h"
 #include "device/device.h"
 
 namespace smddp {
@@ -28,7 +29,7 @@ class PinnedRing {
   size_t all_buffers() const { return kBuffers * buffer_bytes_; }
   // The address for collectives of the CPU, and the address for streams.
   std::byte* buffer(size_t i) const {
-    return (pinned_ ? host_ + kPage : on_device_) + i * buffer_bytes_;
+    return (pinned_ ? host_.data() + kPage : on_device_) + i * buffer_bytes_;
   }
   std::byte* buffer_on_device(size_t i) const {
     return (pinned_ ? device_address_ + kPage : on_device_) + i * buffer_bytes_;
@@ -38,7 +39,7 @@ class PinnedRing {
   uint32_t* filled_on_device(size_t i) const { return &flags(device_address_)[i].filled; }
   uint32_t* arrived_on_device(size_t i) const { return arrived_->on_device(i); }
   uint32_t filled(size_t i) const {
-    return std::atomic_ref(flags(host_)[i].filled).load(std::memory_order_acquire);
+    return std::atomic_ref(flags(host_.data())[i].filled).load(std::memory_order_acquire);
   }
   // Ordered after everything that the collective wrote into the buffer.
   void set_arrived(size_t i, uint32_t number) const { arrived_->set(i, number); }
@@ -54,7 +55,8 @@ class PinnedRing {
   device::Device& device_;
   const size_t buffer_bytes_;
   const bool pinned_;
-  std::byte *host_ = nullptr, *device_address_ = nullptr, *on_device_ = nullptr;
+  Mapping host_;
+  std::byte *device_address_ = nullptr, *on_device_ = nullptr;
   std::unique_ptr<device::HostFlags> arrived_;
   device::Event copied_in_[kBuffers] = {};
 };

@@ -5,21 +5,16 @@ namespace smddp {
 Result<std::unique_ptr<ReceivedBlocks>> ReceivedBlocks::create(device::Device& device,
                                                                size_t bytes) {
   auto made = std::make_unique<ReceivedBlocks>(device, bytes);
-  auto memory = device.allocate(PinnedRing::kBuffers * (bytes + kLane));
-  if (!memory) return memory.status();
-  made->memory_ = static_cast<std::byte*>(memory.value());
+  if (Status s = device.allocate(PinnedRing::kBuffers * (bytes + kLane)).into(made->memory_); !s)
+    return s;
   for (device::Event& event : made->summed_) {
-    auto created = device.create_event();
-    if (!created) return created.status();
-    event = created.value();
+    if (Status s = device.create_event().into(event); !s) return s;
   }
   return made;
 }
 
 ReceivedBlocks::~ReceivedBlocks() {
-  for (device::Event event : summed_) {
-    if (event != nullptr) device_.destroy_event(event);
-  }
+  for (device::Event event : summed_) device_.destroy_event(event);
   device_.free(memory_);
 }
 

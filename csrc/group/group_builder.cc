@@ -92,9 +92,7 @@ Status GroupBuilder::build_steps(std::unique_ptr<Group>* group) {
   if (known) known = joining_.exchange_fabrics([&] { return open_fabric(process_); });
   if (known) known = join_peers();
   if (!known) return known;
-  auto made = finish();
-  if (!made) return made.status();
-  *group = std::move(made.value());
+  if (Status s = finish().into(*group); !s) return s;
   if (Status joined = await_hosts(); !joined) return joined;
   (*group)->use(network_.model());
   return {};
@@ -120,9 +118,7 @@ Result<std::unique_ptr<Group>> GroupBuilder::finish() {
 }
 
 Status GroupBuilder::describe_itself(RankInfo* mine) {
-  Result<Algorithm> algorithm = parse_algorithm(env::debug("algorithm"));
-  if (!algorithm) return algorithm.status();
-  algorithm_ = algorithm.value();
+  if (Status s = parse_algorithm(env::debug("algorithm")).into(algorithm_); !s) return s;
   Engine::Lock lock = process_.engine().lock();
   Status known = network_.read_settings(process_.network().known().model);
   lock.unlock();
@@ -133,9 +129,7 @@ Status GroupBuilder::describe_itself(RankInfo* mine) {
   mine->wake_fd = process_.presence().wake_fd();
   if (ranks_ == 1) return {};
   // Sized for the case that all ranks share this host; untouched pages cost nothing.
-  auto outbox = intranode::Outbox::create(mine->key, ranks_ - 1);
-  if (!outbox) return outbox.status();
-  outbox_ = std::move(outbox.value());
+  if (Status s = intranode::Outbox::create(mine->key, ranks_ - 1).into(outbox_); !s) return s;
   mine->outbox_fd = outbox_->fd();
   if (process_.open_fabric() != nullptr || options_.several_hosts || launched_on_several_hosts())
     mine->fabric = open_fabric(process_);

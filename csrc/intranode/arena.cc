@@ -27,20 +27,13 @@ size_t memory_of_host() {
                                : SIZE_MAX / 2;
 }
 
-// A sealed memfd. Its size can't change, so a neighbour that mapped it never gets SIGBUS.
+// Without a descriptor if the kernel has no such memory.
 Shared create_segment(size_t bytes, bool huge) {
-  Shared shared;
-  unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
-  if (huge) flags |= MFD_HUGETLB | 21u << 26;  // MFD_HUGE_2MB of linux/memfd.h
-  shared.fd = FileDescriptor(memfd_create("smddp-arena", flags));
-  if (!shared.fd || fchmod(shared.fd.get(), 0600) != 0 ||
-      ftruncate(shared.fd.get(), static_cast<off_t>(bytes)) != 0 ||
-      fcntl(shared.fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    return {};
-  }
-  void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, shared.fd.get(), 0);
-  if (address == MAP_FAILED) return {};
-  shared.mapping = Mapping(address, bytes);
+  unsigned flags = huge ? MFD_HUGETLB | 21u << 26 : 0;  // MFD_HUGE_2MB of linux/memfd.h
+  auto made = create_shared("smddp-arena", bytes, flags);
+  if (!made) return {};
+  Shared shared = std::move(made.value());
+  std::byte* address = shared.mapping.data();
   if (huge) {
     // A control group may still refuse reserved pages at their first touch. MADV_POPULATE_WRITE
     // turns that into an error; without it, it is SIGBUS. The flag exists since Linux 5.14; older
@@ -256,7 +249,7 @@ bool Arena::add_segment(size_t bytes, bool huge) {
   if (entry == kArenaEntries) return false;
   Shared shared = create_segment(bytes, huge);
   if (!shared.fd) return false;
-  auto* base = static_cast<std::byte*>(shared.mapping.release());
+  auto* base = shared.mapping.release();
   madvise(base, bytes, MADV_DONTFORK);
   Segment& segment =
       segments_.emplace(base, Segment{base, bytes, std::move(shared.fd), entry, huge})

@@ -111,7 +111,7 @@ class Arena {
   void unindex(Blocks::iterator block);  // takes it out of the free list
   Blocks::iterator merge(Blocks::iterator block);
   void announce(const Segment& segment, bool present);
-  ArenaTable* table() const { return static_cast<ArenaTable*>(table_.mapping.address()); }
+  ArenaTable* table() const { return reinterpret_cast<ArenaTable*>(table_.mapping.data()); }
 
   // Handling of fork(), in arena_fork.cc.
   struct Forks;

@@ -20,18 +20,12 @@ Status CopyEngine::open() {
                                     " ranks on one host; GPU collectives take up to " +
                                     std::to_string(kMostRanks)};
   }
-  auto shared = create_shared("smddp-flags", kPageBytes);
-  if (!shared) return shared.status();
-  own_ = std::move(shared.value());
-  auto here = device_.map_host(own_.mapping.address(), kPageBytes);
-  if (!here) return here.status();
-  own_flags_ = static_cast<Flags*>(here.value());
+  if (Status s = create_shared("smddp-flags", kPageBytes).into(own_); !s) return s;
+  if (Status s = device_.map_host(own_.mapping.data(), kPageBytes).into(own_flags_); !s) return s;
   mappings_.resize(static_cast<size_t>(ranks_));
   peers_.resize(static_cast<size_t>(ranks_));
   for (device::Event* event : {&begin_, &summed_}) {
-    auto made = device_.create_event();
-    if (!made) return made.status();
-    *event = made.value();
+    if (Status s = device_.create_event().into(*event); !s) return s;
   }
   return open_lanes(lanes_, false);
 }
@@ -43,9 +37,7 @@ Status CopyEngine::open_lanes(std::vector<Lane>& lanes, bool own) {
     if (!stream) return stream.status();
     Lane& lane = lanes.emplace_back();
     lane.stream = stream.value();
-    auto end = device_.create_event();
-    if (!end) return end.status();
-    lane.end = end.value();
+    if (Status s = device_.create_event().into(lane.end); !s) return s;
   }
   return {};
 }
@@ -53,17 +45,13 @@ Status CopyEngine::open_lanes(std::vector<Lane>& lanes, bool own) {
 CopyEngine::~CopyEngine() {
   for (Lane& lane : recorded_lanes_) device_.destroy_stream(lane.stream);
   for (const std::vector<Lane>& lanes : {lanes_, recorded_lanes_}) {
-    for (const Lane& lane : lanes) {
-      if (lane.end != nullptr) device_.destroy_event(lane.end);
-    }
+    for (const Lane& lane : lanes) device_.destroy_event(lane.end);
   }
-  for (device::Event event : {begin_, summed_}) {
-    if (event != nullptr) device_.destroy_event(event);
-  }
+  for (device::Event event : {begin_, summed_}) device_.destroy_event(event);
   for (size_t i = 0; i < peers_.size(); ++i) {
-    if (peers_[i] != nullptr) device_.unmap_host(mappings_[i].address());
+    if (peers_[i] != nullptr) device_.unmap_host(mappings_[i].data());
   }
-  if (own_flags_ != nullptr) device_.unmap_host(own_.mapping.address());
+  if (own_flags_ != nullptr) device_.unmap_host(own_.mapping.data());
 }
 
 Status CopyEngine::join(int index, int pid, int flags_descriptor) {
@@ -73,7 +61,7 @@ Status CopyEngine::join(int index, int pid, int flags_descriptor) {
     return {Code::kInternal, "the flag page of a peer has a different size"};
   }
   auto i = static_cast<size_t>(index);
-  auto here = device_.map_host(mapping.value().address(), kPageBytes);
+  auto here = device_.map_host(mapping.value().data(), kPageBytes);
   if (!here) return here.status();
   mappings_[i] = std::move(mapping.value());
   peers_[i] = static_cast<Flags*>(here.value());
@@ -293,13 +281,13 @@ Status CopyEngine::mark(uint32_t number) {
 }
 
 bool CopyEngine::reached(uint32_t number) const {
-  auto* flags = static_cast<Flags*>(own_.mapping.address());
+  auto* flags = reinterpret_cast<Flags*>(own_.mapping.data());
   uint32_t now = std::atomic_ref(flags->reached.value).load(std::memory_order_acquire);
   return static_cast<int32_t>(now - number) >= 0;
 }
 
 void CopyEngine::release() {
-  auto* flags = static_cast<Flags*>(own_.mapping.address());
+  auto* flags = reinterpret_cast<Flags*>(own_.mapping.data());
   for (auto& phase : flags->word) {
     for (int peer = 0; peer < ranks_; ++peer)
       std::atomic_ref(phase[peer].value).store(1, std::memory_order_release);
@@ -307,7 +295,7 @@ void CopyEngine::release() {
 }
 
 void CopyEngine::give_up(const std::string& reason) {
-  auto* flags = static_cast<Flags*>(own_.mapping.address());
+  auto* flags = reinterpret_cast<Flags*>(own_.mapping.data());
   uint32_t none = 0;
   if (!std::atomic_ref(flags->given_up).compare_exchange_strong(none, kGivingUp)) return;
   std::strncpy(flags->reason, reason.c_str(), sizeof flags->reason - 1);
@@ -315,7 +303,7 @@ void CopyEngine::give_up(const std::string& reason) {
 }
 
 std::optional<std::string> CopyEngine::gave_up(int index) const {
-  auto* flags = static_cast<Flags*>(mappings_[static_cast<size_t>(index)].address());
+  auto* flags = reinterpret_cast<Flags*>(mappings_[static_cast<size_t>(index)].data());
   if (flags == nullptr ||
       std::atomic_ref(flags->given_up).load(std::memory_order_acquire) != kGivenUp)
     return std::nullopt;

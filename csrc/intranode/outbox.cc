@@ -33,21 +33,19 @@ size_t slot_of(Lane lane, uint64_t index) {
   return static_cast<size_t>(lane) * kSlots + index % kSlots;
 }
 
-std::byte* base(const Mapping& m) { return static_cast<std::byte*>(m.address()); }
-
 ReadCount* counts(const Mapping& m, uint32_t readers, Lane lane) {
-  return reinterpret_cast<ReadCount*>(base(m) + counts_at()) + static_cast<size_t>(lane) * readers;
+  return reinterpret_cast<ReadCount*>(m.data() + counts_at()) + static_cast<size_t>(lane) * readers;
 }
 
 SlotHead* slot_head(const Mapping& m, uint32_t readers, Lane lane, uint64_t index) {
-  return reinterpret_cast<SlotHead*>(base(m) + slots_at(readers)) + slot_of(lane, index);
+  return reinterpret_cast<SlotHead*>(m.data() + slots_at(readers)) + slot_of(lane, index);
 }
 
 std::byte* slot_bytes(const Mapping& m, uint32_t readers, Lane lane, uint64_t index) {
-  return base(m) + bytes_at(readers) + slot_of(lane, index) * kSlotBytes;
+  return m.data() + bytes_at(readers) + slot_of(lane, index) * kSlotBytes;
 }
 
-OutboxHead* head_of(const Mapping& m) { return static_cast<OutboxHead*>(m.address()); }
+OutboxHead* head_of(const Mapping& m) { return reinterpret_cast<OutboxHead*>(m.data()); }
 
 // Does not use std::atomic::wait(), which sleeps on a futex private to the process. The kernel compares
 // the word with the value that was seen, so the sleep does not miss a reader that attaches in between.
@@ -81,9 +79,10 @@ Outbox::Outbox() : writes_(streamed_ns_per_byte()) {}
 Result<std::unique_ptr<Outbox>> Outbox::create(const JobKey& key, int capacity) {
   auto outbox = std::make_unique<Outbox>();
   outbox->capacity_ = static_cast<uint32_t>(capacity);
-  auto shared = create_shared("smddp-outbox", segment_size(outbox->capacity_));
-  if (!shared) return shared.status();
-  outbox->shared_ = std::move(shared.value());
+  if (Status s =
+          create_shared("smddp-outbox", segment_size(outbox->capacity_)).into(outbox->shared_);
+      !s)
+    return s;
   uint64_t value = 0;
   std::memcpy(&value, key.data(), sizeof value);
   outbox->probe_ = value ^ reinterpret_cast<uint64_t>(outbox.get());
@@ -148,9 +147,7 @@ void Outbox::abort(const std::string& reason, uint64_t first, GaveUp how) {
 Result<std::unique_ptr<Inbox>> Inbox::open(int pid, int fd, const JobKey& key, int reader,
                                            int readers, bool allow_single_copy) {
   auto inbox = std::make_unique<Inbox>();
-  auto mapping = map_shared(pid, fd, "a rank on this host");
-  if (!mapping) return mapping.status();
-  inbox->mapping_ = std::move(mapping.value());
+  if (Status s = map_shared(pid, fd, "a rank on this host").into(inbox->mapping_); !s) return s;
   inbox->pid_ = pid;
   inbox->reader_ = static_cast<uint32_t>(reader);
   OutboxHead* head = head_of(inbox->mapping_);

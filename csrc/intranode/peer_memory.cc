@@ -41,14 +41,6 @@ bool plausible(const Announced& a) {
          a.fd <= INT_MAX;
 }
 
-// True if the file has at least `bytes` bytes and no process can shrink it: accesses to its pages then
-// never end in SIGBUS.
-bool holds(int fd, uint64_t bytes, struct stat* info) {
-  int seals = fcntl(fd, F_GET_SEALS);
-  return seals >= 0 && (seals & F_SEAL_SHRINK) != 0 && fstat(fd, info) == 0 &&
-         static_cast<uint64_t>(info->st_size) >= bytes;
-}
-
 }  // namespace
 
 Result<std::unique_ptr<PeerMemory>> PeerMemory::open(int pid, int table_fd) {
@@ -59,12 +51,11 @@ Result<std::unique_ptr<PeerMemory>> PeerMemory::open(int pid, int table_fd) {
   if (!fd || !holds(fd.get(), sizeof(ArenaTable), &info))
     return Status(Code::kUnavailable, "could not open the table of the shared memory of " + who +
                                           "; the process may have ended");
-  void* address = mmap(nullptr, sizeof(ArenaTable), PROT_READ, MAP_SHARED, fd.get(), 0);
-  if (address == MAP_FAILED)
-    return Status(Code::kUnavailable, "could not map the table of the shared memory of " + who);
+  auto table = Mapping::map(sizeof(ArenaTable), MAP_SHARED, fd.get(), PROT_READ);
+  if (!table) return table.status();
   auto peer = std::make_unique<PeerMemory>();
   peer->pid_ = pid;
-  peer->table_ = Mapping(address, sizeof(ArenaTable));
+  peer->table_ = std::move(table.value());
   if (peer->table()->magic != kArenaMagic)
     return Status(Code::kUnavailable, who + " shares its memory in the format of another version");
   return peer;
@@ -104,10 +95,10 @@ std::byte* PeerMemory::look_up(uint64_t address, size_t bytes) {
   if (next == known_.begin()) return nullptr;
   Known& segment = *std::prev(next);
   if (!within(segment, address, bytes)) return nullptr;
-  if (segment.mapping.address() == nullptr) {
+  if (segment.mapping.data() == nullptr) {
     if (segment.refused) return nullptr;
     map(segment);
-    segment.refused = segment.mapping.address() == nullptr;
+    segment.refused = segment.mapping.data() == nullptr;
     if (segment.refused) return nullptr;
   }
   last_ = static_cast<size_t>(std::prev(next) - known_.begin());
@@ -123,16 +114,17 @@ void PeerMemory::map(Known& segment) const {
   if (stat(path.c_str(), &info) != 0 || !same()) return;
   FileDescriptor fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (!fd || !holds(fd.get(), segment.bytes, &info) || !same()) return;
-  void* address = mmap(nullptr, segment.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-  if (address == MAP_FAILED) return;
-  segment.mapping = Mapping(address, segment.bytes);
-  madvise(address, segment.bytes, MADV_HUGEPAGE);
-  madvise(address, segment.bytes, MADV_DONTFORK);  // children of this process do not inherit it
+  auto mapped = Mapping::map(segment.bytes, MAP_SHARED, fd.get());
+  if (!mapped) return;
+  segment.mapping = std::move(mapped.value());
+  madvise(segment.mapping.data(), segment.bytes, MADV_HUGEPAGE);
+  madvise(segment.mapping.data(), segment.bytes,
+          MADV_DONTFORK);  // children of this process do not inherit it
 }
 
 size_t PeerMemory::mapped() const {
   return static_cast<size_t>(std::count_if(
-      known_.begin(), known_.end(), [](const Known& k) { return k.mapping.address() != nullptr; }));
+      known_.begin(), known_.end(), [](const Known& k) { return k.mapping.data() != nullptr; }));
 }
 
 }  // namespace smddp::intranode

@@ -35,7 +35,7 @@ class PeerMemory {
     auto address = reinterpret_cast<uint64_t>(owner_address);
     if (last_ < known_.size()) {
       const Known& k = known_[last_];
-      if (k.mapping.address() != nullptr && within(k, address, bytes)) return at(k, address);
+      if (k.mapping.data() != nullptr && within(k, address, bytes)) return at(k, address);
     }
     return look_up(address, bytes);
   }
@@ -55,9 +55,9 @@ class PeerMemory {
     return address >= k.base && address - k.base < k.bytes && bytes <= k.bytes - (address - k.base);
   }
   static std::byte* at(const Known& k, uint64_t address) {
-    return static_cast<std::byte*>(k.mapping.address()) + (address - k.base);
+    return k.mapping.data() + (address - k.base);
   }
-  const ArenaTable* table() const { return static_cast<const ArenaTable*>(table_.address()); }
+  const ArenaTable* table() const { return reinterpret_cast<const ArenaTable*>(table_.data()); }
   void refresh();
   std::byte* look_up(uint64_t address, size_t bytes);
   void map(Known& segment) const;

@@ -5,7 +5,6 @@
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -36,9 +35,7 @@ void notify(int pipe) {
 
 Result<std::unique_ptr<Presence>> Presence::create() {
   auto presence = std::make_unique<Presence>();
-  auto shared = create_shared("smddp-presence", 4096);
-  if (!shared) return shared.status();
-  presence->shared_ = std::move(shared.value());
+  if (Status s = create_shared("smddp-presence", 4096).into(presence->shared_); !s) return s;
   int ends[2];
   if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0)
     return errno_status("could not create the notification pipe");
@@ -82,9 +79,7 @@ Result<std::unique_ptr<Neighbor>> Neighbor::open(int pid, uint64_t token, int pr
   auto neighbor = std::make_unique<Neighbor>();
   neighbor->pid_ = pid;
   std::string what = "a rank on this host";
-  auto mapping = map_shared(pid, presence_fd, what);
-  if (!mapping) return mapping.status();
-  neighbor->mapping_ = std::move(mapping.value());
+  if (Status s = map_shared(pid, presence_fd, what).into(neighbor->mapping_); !s) return s;
   if (neighbor->page()->token != token) {
     return Status(
         Code::kUnavailable,
@@ -101,10 +96,7 @@ Result<std::unique_ptr<Neighbor>> Neighbor::open(int pid, uint64_t token, int pr
     return errno_status("could not open the notification pipe of " + what + " (process " +
                         std::to_string(pid) + "): it has ended or could not join; look at its log");
   }
-  if (pid != getpid()) {
-    neighbor->pidfd_ = FileDescriptor(
-        static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));  // kernel >= 5.3, else -1
-  }
+  if (pid != getpid()) neighbor->pidfd_ = open_process(pid);
   return neighbor;
 }
 

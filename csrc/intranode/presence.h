@@ -46,7 +46,7 @@ class Presence {
   void drain();
 
  private:
-  PresencePage* page() const { return static_cast<PresencePage*>(shared_.mapping.address()); }
+  PresencePage* page() const { return reinterpret_cast<PresencePage*>(shared_.mapping.data()); }
   Shared shared_;
   FileDescriptor wake_read_, wake_write_;
 };
@@ -77,7 +77,7 @@ class Neighbor {
   bool is_stopped() const;
 
  private:
-  PresencePage* page() const { return static_cast<PresencePage*>(mapping_.address()); }
+  PresencePage* page() const { return reinterpret_cast<PresencePage*>(mapping_.data()); }
   int pid_ = 0;
   bool dead_ = false;
   Mapping mapping_;

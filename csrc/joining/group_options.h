@@ -4,9 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <vector>
 
-#include "common/types.h"
 #include "network/model.h"
 
 namespace smddp {

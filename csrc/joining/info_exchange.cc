@@ -241,7 +241,7 @@ Status InfoExchange::hand_on(const std::string& topic, const Blobs& blobs) {
   Blob table = pack_table(blobs);
   auto shared = intranode::create_shared("smddp-rank-table", table.size());
   if (!shared) return shared.status();
-  std::memcpy(shared.value().mapping.address(), table.data(), table.size());
+  std::memcpy(shared.value().mapping.data(), table.data(), table.size());
   handed_.push_back(std::move(shared.value()));
   return set(handed_key(topic, rank_), encode(HandedTable{handed_.back().fd.get(), table.size()}));
 }
@@ -257,7 +257,7 @@ Result<InfoExchange::Blobs> InfoExchange::take_handed(const std::string& topic,
       intranode::map_shared(leader_.info.pid, handed.value().fd, "the first rank of this host");
   if (!mapping) return mapping.status();
   size_t bytes = std::min<size_t>(handed.value().bytes, mapping.value().size());
-  const auto* at = static_cast<const uint8_t*>(mapping.value().address());
+  const auto* at = reinterpret_cast<const uint8_t*>(mapping.value().data());
   return unpack_table(Blob(at, at + bytes));
 }
 

@@ -38,15 +38,11 @@ Status Joining::describe(uint64_t token, RankInfo* mine) {
 }
 
 Status Joining::describe_secret(RankInfo* mine) {
-  auto configured = configured_secret();
-  if (!configured) return configured.status();
-  secret_ = configured.value();
+  if (Status s = configured_secret().into(secret_); !s) return s;
   mine->has_secret = secret_.has_value();
   if (mine->has_secret) mine->proof = proof_of_secret(*secret_, mine->key);
   if (mine->has_secret || rank_ > 0) return {};
-  auto drawn = random_secret();
-  if (drawn) mine->drawn = drawn.value();
-  return drawn.status();
+  return random_secret().into(mine->drawn);
 }
 
 Status Joining::exchange(RankInfo mine) {

@@ -70,9 +70,7 @@ Result<std::vector<RankInfo>> RankValues::read_all(const std::vector<Blob>& valu
   std::vector<size_t> referring;
   for (size_t r = 0; r < values.size(); ++r) {
     if (!is_reference(values[r])) {
-      auto whole = decode<RankInfo>(values[r]);
-      if (!whole) return whole.status();
-      infos[r] = std::move(whole.value());
+      if (Status s = decode<RankInfo>(values[r]).into(infos[r]); !s) return s;
       continue;
     }
     auto reference = decode<Reference>(values[r]);

@@ -20,9 +20,7 @@ constexpr useconds_t kAgainUs = 20'000;
 
 Result<std::unique_ptr<Liveness>> Liveness::open(const std::string& ip) {
   std::unique_ptr<Liveness> liveness(new Liveness());
-  auto responder = Responder::open(ip);
-  if (!responder) return responder.status();
-  liveness->responder_ = std::move(responder.value());
+  if (Status s = Responder::open(ip).into(liveness->responder_); !s) return s;
   liveness->prober_ = std::make_unique<Prober>();
   liveness->wake_up_ = FileDescriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!liveness->wake_up_) return errno_status("no event descriptor");

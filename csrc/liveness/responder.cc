@@ -64,9 +64,7 @@ Result<std::unique_ptr<Responder>> Responder::open(const std::string& ip) {
     if (!fill_random(secret->data(), secret->size()))
       return Status(Code::kUnavailable, "could not draw a random secret");
   }
-  auto listener = listen_at(ip, &contact);
-  if (!listener) return listener.status();
-  responder->listener_ = std::move(listener.value());
+  if (Status s = listen_at(ip, &contact).into(responder->listener_); !s) return s;
   responder->spare_ = FileDescriptor(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   OpenPorts::process().add(responder->listener_.get());
   return responder;

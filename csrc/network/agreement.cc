@@ -15,9 +15,7 @@ Status NetworkAgreement::read_settings(const std::string& known) {
   given_ = given_model_.has_value() || (curve != "auto" && !anew_);
   model_ = given_model_.value_or(NetworkModel{});
   if (given_ && !given_model_ && curve != "default") {
-    Result<NetworkModel> model = parse_network_model(curve);
-    if (!model) return model.status();
-    model_ = model.value();
+    if (Status s = parse_network_model(curve).into(model_); !s) return s;
   }
   told_ = given_ ? text_of(model_) : known;
   return {};
@@ -71,9 +69,7 @@ Status NetworkAgreement::take_measured(const std::string& agreed, bool tells) {
                                   ", as with SMDDP_DEBUG=curve=default");
     return {};
   }
-  Result<NetworkModel> model = parse_network_model(agreed);
-  if (!model) return model.status();
-  model_ = model.value();
+  if (Status s = parse_network_model(agreed).into(model_); !s) return s;
   if (cache_) cache_->store(text_of(model_));
   return {};
 }

@@ -41,21 +41,11 @@ void Groups::refuse(const char* why) noexcept {
 }
 
 void Groups::leave() {
-  for (auto& [key, group] : by_key_) {
-    guarded(*group, [at = group] {
-      at->leave();
-      return true;
-    });
-  }
+  for_each([](Progressable& group) { group.leave(); });
 }
 
 void Groups::on_fabric_failed(const Status& why) {
-  for (auto& [key, group] : by_key_) {
-    guarded(*group, [&, at = group] {
-      at->on_fabric_failed(why);
-      return true;
-    });
-  }
+  for_each([&](Progressable& group) { group.on_fabric_failed(why); });
 }
 
 bool Groups::watch(uint64_t now_ns) {
@@ -102,12 +92,7 @@ void Groups::count_making(int groups) {
 }
 
 void Groups::on_peer_lost(transport::Peer peer, const Status& why) {
-  for (auto& [key, group] : by_key_) {
-    guarded(*group, [&, at = group] {
-      at->on_peer_lost(peer, why);
-      return true;
-    });
-  }
+  for_each([&](Progressable& group) { group.on_peer_lost(peer, why); });
 }
 
 }  // namespace smddp

@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <utility>
 #include <vector>
 
 #include "common/exceptions.h"
@@ -71,6 +70,12 @@ class Groups : public transport::Sink {
     } catch (...) {
       group.fail(status_of_exception());
       return true;
+    }
+  }
+  template <class F>
+  void for_each(F&& call) noexcept {
+    for (auto& [key, group] : by_key_) {
+      guarded(*group, [&, at = group] { return call(*at), true; });
     }
   }
   bool progress(size_t from, size_t to) {

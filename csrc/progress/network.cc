@@ -18,9 +18,7 @@ constexpr uint64_t kLastWordsNs = 100'000'000;
 Result<transport::Transport*> Network::open() {
   if (!status_.ok()) return status_;
   if (!transport_) {
-    auto transport = open_ ? open_() : ofi::open();
-    if (!transport) return transport.status();
-    transport_ = std::move(transport.value());
+    if (Status s = (open_ ? open_() : ofi::open()).into(transport_); !s) return s;
     if (!liveness_ && !open_) liveness_ = liveness::open_if_possible(transport_->facts().ip);
   }
   return transport_.get();

@@ -1,7 +1,6 @@
 // The groups of this process that are not destroyed, for reports. Any thread may call any function.
 #pragma once
 
-#include <algorithm>
 #include <mutex>
 #include <vector>
 

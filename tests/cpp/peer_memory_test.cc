@@ -139,11 +139,10 @@ struct ForgedTable {
     fd = FileDescriptor(memfd_create("smddp-forged", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     EXPECT_EQ(ftruncate(fd.get(), 1 << 16), 0);
     EXPECT_EQ(fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
-    mapping =
-        Mapping(mmap(nullptr, 1 << 16, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0), 1 << 16);
+    mapping = value_of(Mapping::map(1 << 16, MAP_SHARED, fd.get()));
     table()->magic = kArenaMagic;
   }
-  ArenaTable* table() const { return static_cast<ArenaTable*>(mapping.address()); }
+  ArenaTable* table() const { return reinterpret_cast<ArenaTable*>(mapping.data()); }
   FileDescriptor fd;
   Mapping mapping;
 };
@@ -256,7 +255,7 @@ TEST(PeerMemory, ReadsAnEntryAgainThatChangesMeanwhile) {
     entry.fd = static_cast<uint64_t>(segments[i].fd.get());
   };
   for (Shared& segment : segments) segment = value_of(create_shared("smddp-test", 4096));
-  *static_cast<std::byte*>(segments[1].mapping.address()) = std::byte{42};
+  *segments[1].mapping.data() = std::byte{42};
   announce(0);
   auto peer = value_of(PeerMemory::open(getpid(), forged.fd.get()));
   std::byte* table = read_only_mapping_of("smddp-forged");

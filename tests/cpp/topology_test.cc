@@ -25,8 +25,8 @@ TEST(Topology, NumbersHostsByLowestRankAndRanksInOrder) {
   EXPECT_EQ(t.node(1), (std::vector<Rank>{1, 3}));
   EXPECT_EQ(t.node(2), (std::vector<Rank>{4}));
   EXPECT_EQ(t.local_index(3), 1);
-  EXPECT_TRUE(t.same_node(0, 2));
-  EXPECT_FALSE(t.same_node(0, 1));
+  EXPECT_EQ(t.node_of(0), t.node_of(2));
+  EXPECT_NE(t.node_of(0), t.node_of(1));
 }
 
 TEST(Topology, GatewayHasEqualLocalIndexAndWrapsOnSmallerHosts) {
@@ -196,7 +196,7 @@ TEST(Pattern, EachPairOfRanksOfTwoHostsHasAFlow) {
     EXPECT_EQ(sent, received);
     for (Rank a = 0; a < t.ranks(); ++a) {
       for (Rank b = 0; b < t.ranks(); ++b)
-        EXPECT_EQ(sent.count({a, b}), t.same_node(a, b) ? 0u : 1u);
+        EXPECT_EQ(sent.count({a, b}), t.node_of(a) == t.node_of(b) ? 0u : 1u);
     }
   }
 }

@@ -37,7 +37,7 @@ class Job {
     outbox_->expect(1);
     other.outbox_fd = outbox_->fd();
     Mapping segment = fuzz::value_of(map_shared(::getpid(), outbox_->fd(), "the fuzz input"));
-    head_ = static_cast<OutboxHead*>(segment.address());
+    head_ = reinterpret_cast<OutboxHead*>(segment.data());
     if (input.up_to(15) == 15) head_->capacity = input.number<uint32_t>();
     fuzz::OthersStore store(infos, kOwn, [&](const RankInfo& own) {
       inbox_ = fuzz::value_of(Inbox::open(own.pid, own.outbox_fd, own.key, 0, 1, true));

@@ -5,6 +5,7 @@
 #include <rdma/fabric.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "common/tcp_sockets.h"
@@ -31,57 +32,42 @@ Prefix prefix_of(const fi_info& info) {
   return prefix;
 }
 
-// AF_UNSPEC if the address is not an IPv4 or IPv6 sockaddr; only its size and family can tell.
-int family_of(const void* address, size_t size) {
-  if (address == nullptr) return AF_UNSPEC;
-  return SocketAddress::of({static_cast<const uint8_t*>(address), size}).family();
+// Of no family if the address is not an IPv4 or IPv6 sockaddr; only its size and family can tell.
+SocketAddress socket_address(const void* address, size_t size) {
+  if (address == nullptr) return {};
+  return SocketAddress::of({static_cast<const uint8_t*>(address), size});
 }
 
 }  // namespace
 
 IpAddress describe_ip(const void* address, size_t size) {
   IpAddress ip;
-  char text[INET6_ADDRSTRLEN] = {};
-  switch (family_of(address, size)) {
-    case AF_INET: {
-      sockaddr_in v4;
-      std::memcpy(&v4, address, sizeof v4);
-      uint32_t host = ntohl(v4.sin_addr.s_addr);
-      ip.loopback = host >> 24 == 127;
-      ip.link_local = host >> 16 == 0xa9fe;  // 169.254/16
-      ip.wildcard = host == INADDR_ANY;
-      if (::inet_ntop(AF_INET, &v4.sin_addr, text, sizeof text) != nullptr) ip.text = text;
-      break;
-    }
-    case AF_INET6: {
-      sockaddr_in6 v6;
-      std::memcpy(&v6, address, sizeof v6);
-      ip.ipv6 = true;
-      ip.loopback = IN6_IS_ADDR_LOOPBACK(&v6.sin6_addr);
-      ip.link_local = IN6_IS_ADDR_LINKLOCAL(&v6.sin6_addr);
-      ip.wildcard = IN6_IS_ADDR_UNSPECIFIED(&v6.sin6_addr);
-      if (::inet_ntop(AF_INET6, &v6.sin6_addr, text, sizeof text) != nullptr) ip.text = text;
-      break;
-    }
-    default:
-      break;
+  SocketAddress at = socket_address(address, size);
+  if (at.family() == AF_INET) {
+    uint32_t host = 0;
+    std::memcpy(&host, at.ip().data(), sizeof host);
+    host = ntohl(host);
+    ip.loopback = host >> 24 == 127;
+    ip.link_local = host >> 16 == 0xa9fe;  // 169.254/16
+    ip.wildcard = host == INADDR_ANY;
+  } else if (at.family() == AF_INET6) {
+    in6_addr host;
+    std::memcpy(&host, at.ip().data(), sizeof host);
+    ip.ipv6 = true;
+    ip.loopback = IN6_IS_ADDR_LOOPBACK(&host);
+    ip.link_local = IN6_IS_ADDR_LINKLOCAL(&host);
+    ip.wildcard = IN6_IS_ADDR_UNSPECIFIED(&host);
   }
+  ip.text = at.ip_text();
   return ip;
 }
 
 void replace_wildcard(std::span<uint8_t> name, const void* source, size_t source_size) {
-  int family = family_of(name.data(), name.size());
-  if (family != family_of(source, source_size) || !describe_ip(name.data(), name.size()).wildcard) {
-    return;
-  }
-  const uint8_t* from = static_cast<const uint8_t*>(source);
-  if (family == AF_INET) {
-    std::memcpy(name.data() + offsetof(sockaddr_in, sin_addr),
-                from + offsetof(sockaddr_in, sin_addr), sizeof(in_addr));
-  } else if (family == AF_INET6) {
-    std::memcpy(name.data() + offsetof(sockaddr_in6, sin6_addr),
-                from + offsetof(sockaddr_in6, sin6_addr), sizeof(in6_addr));
-  }
+  const SocketAddress own = socket_address(name.data(), name.size());
+  const SocketAddress other = socket_address(source, source_size);
+  if (own.family() != other.family() || !describe_ip(name.data(), name.size()).wildcard) return;
+  auto at = own.ip().data() - reinterpret_cast<const uint8_t*>(own.get());
+  std::ranges::copy(other.ip(), name.begin() + at);
 }
 
 std::vector<uint8_t> pack_address(const fi_info& info, const PublishedAddress& address) {

@@ -14,9 +14,7 @@ constexpr size_t kFlushBytes = 8;
 Status FlushReads::prepare() {
   if (!own_addresses_.empty()) return {};
   if (!target_.data()) {
-    Result<Slab> slab = Slab::map(kFlushBytes);
-    if (!slab) return slab.status();
-    target_ = std::move(slab.value());
+    if (Status s = Mapping::map(kFlushBytes, MAP_PRIVATE).into(target_); !s) return s;
   }
   std::vector<fi_addr_t> addresses;
   std::vector<Registration*> registrations;

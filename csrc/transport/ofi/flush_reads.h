@@ -39,7 +39,7 @@ class FlushReads {
  private:
   RailSet& rails_;
   PeerTable& peers_;
-  Slab target_;  // of all flush reads; contents unused
+  Mapping target_;  // of all flush reads; contents unused
   std::vector<FlushRead> reads_;
   RequestQueue<FlushRead> free_;
   std::vector<fi_addr_t> own_addresses_;      // by rail: its own; empty before prepare()

@@ -53,7 +53,7 @@ class Rail {
   Registrations& registrations() { return *registrations_; }
   ReceiveBuffers& receives() { return receives_; }
   // Registers the send buffers if the provider asks for it.
-  Status adopt(const Slab& sends);
+  Status adopt(const Mapping& sends);
 
   Result<fi_addr_t> insert(std::span<const uint8_t> name);
 
@@ -97,7 +97,7 @@ class Rail {
   Status read_name();
   Status cut_receives();
   Registrar registrar() const;
-  Result<MrHandle> pin(const Slab& slab, uint64_t access);
+  Result<MrHandle> pin(const Mapping& slab, uint64_t access);
   Result<size_t> read_error(Completion* failure);
   void describe_error(const fi_cq_err_entry& entry);
   Status receives_status(int rc) const;  // of an fi_recv that returned `rc`

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <iterator>
 #include <string_view>
 
 #include "common/log.h"

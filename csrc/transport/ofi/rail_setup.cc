@@ -42,66 +42,52 @@ Status Rail::set_up(const Choice& choice, fi_wait_obj wait, Counters* counters) 
   if (!info_) return Status(Code::kUnavailable, "libfabric is out of memory");
   text_ = choice.offer.text();
   consumes_receives_ = ((info_->mode | info_->rx_attr->mode) & FI_RX_CQ_DATA) != 0;
-  if (Status status = open_domain(); !status) return status;
-  if (Status status = open_address_vector(); !status) return status;
-  if (Status status = open_queue(wait); !status) return status;
-  if (Status status = open_endpoint(); !status) return status;
-  if (wait == FI_WAIT_FD) {
-    if (Status status = read_wait_fd(); !status) return status;
-  }
+  Status s = open_domain();
+  if (s) s = open_address_vector();
+  if (s) s = open_queue(wait);
+  if (s) s = open_endpoint();
+  if (s && wait == FI_WAIT_FD) s = read_wait_fd();
+  if (!s) return s;
   registrations_ = std::make_unique<Registrations>(registrar(), counters);
-  if (Status status = read_name(); !status) return status;
-  return cut_receives();
+  s = read_name();
+  return s ? cut_receives() : s;
 }
 
 Status Rail::open_domain() {
-  auto fabric = open_handle<FabricHandle>(library_, "fi_fabric", [&](fid_fabric** raw) {
+  Status s = open_handle(fabric_, library_, "fi_fabric", [&](fid_fabric** raw) {
     return library_.fabric(info_->fabric_attr, raw, nullptr);
   });
-  if (!fabric) return fabric.status();
-  fabric_ = std::move(fabric.value());
-
-  auto domain = open_handle<DomainHandle>(library_, "fi_domain", [&](fid_domain** raw) {
+  if (!s) return s;
+  return open_handle(domain_, library_, "fi_domain", [&](fid_domain** raw) {
     return ::fi_domain(fabric_.get(), info_.get(), raw, nullptr);
   });
-  if (!domain) return domain.status();
-  domain_ = std::move(domain.value());
-  return Status();
 }
 
 Status Rail::open_address_vector() {
-  auto av = open_handle<AvHandle>(library_, "fi_av_open", [&](fid_av** raw) {
+  return open_handle(av_, library_, "fi_av_open", [&](fid_av** raw) {
     fi_av_attr attr = {};
     attr.type = info_->domain_attr->av_type == FI_AV_MAP ? FI_AV_MAP : FI_AV_TABLE;
     attr.count = 64;
     return ::fi_av_open(domain_.get(), &attr, raw, nullptr);
   });
-  if (!av) return av.status();
-  av_ = std::move(av.value());
-  return Status();
 }
 
 Status Rail::open_queue(fi_wait_obj wait) {
-  auto cq = open_handle<CqHandle>(library_, "fi_cq_open", [&](fid_cq** raw) {
+  return open_handle(cq_, library_, "fi_cq_open", [&](fid_cq** raw) {
     fi_cq_attr attr = {};
     attr.size = kQueue;
     attr.format = FI_CQ_FORMAT_DATA;
     attr.wait_obj = wait;
     return ::fi_cq_open(domain_.get(), &attr, raw, nullptr);
   });
-  if (!cq) return cq.status();
-  cq_ = std::move(cq.value());
-  return Status();
 }
 
 // The provider's options come after the bindings and before fi_enable.
 Status Rail::open_endpoint() {
-  auto ep = open_handle<EpHandle>(library_, "fi_endpoint", [&](fid_ep** raw) {
+  Status opened = open_handle(ep_, library_, "fi_endpoint", [&](fid_ep** raw) {
     return ::fi_endpoint(domain_.get(), info_.get(), raw, nullptr);
   });
-  if (!ep) return ep.status();
-  ep_ = std::move(ep.value());
-
+  if (!opened) return opened;
   if (int rc = ::fi_ep_bind(ep_.get(), &cq_->fid, FI_TRANSMIT | FI_RECV); rc != 0) {
     return failed(library_, "fi_ep_bind of the completion queue", rc);
   }
@@ -164,7 +150,7 @@ Status Rail::read_name() {
 
 Registrar Rail::registrar() const { return {library_, domain_.get(), *info_}; }
 
-Result<MrHandle> Rail::pin(const Slab& slab, uint64_t access) {
+Result<MrHandle> Rail::pin(const Mapping& slab, uint64_t access) {
   auto mr = registrar().open(slab.data(), slab.size(), access);
   // Pinned pages must stay the parent's when the process forks. A child that shared them could make
   // the kernel give the parent a copy of a page, while the device goes on using the old one.
@@ -174,22 +160,18 @@ Result<MrHandle> Rail::pin(const Slab& slab, uint64_t access) {
   return mr;
 }
 
-Status Rail::adopt(const Slab& sends) {
+Status Rail::adopt(const Mapping& sends) {
   if (!local_registration()) return Status();
-  auto mr = pin(sends, FI_SEND | FI_WRITE);
-  if (mr) sends_mr_ = std::move(mr.value());
-  return mr.status();
+  return pin(sends, FI_SEND | FI_WRITE).into(sends_mr_);
 }
 
 Status Rail::cut_receives() {
   size_t receives = std::clamp<size_t>(info_->rx_attr->size, 1, kReceives);
-  Result<Slab> slab = Slab::map(receives * max_message_);
+  Result<Mapping> slab = Mapping::map(receives * max_message_, MAP_PRIVATE);
   if (!slab) return slab.status();
   MrHandle mr;
   if (local_registration()) {
-    auto pinned = pin(slab.value(), FI_RECV);
-    if (!pinned) return pinned.status();
-    mr = std::move(pinned.value());
+    if (Status s = pin(slab.value(), FI_RECV).into(mr); !s) return s;
   }
   return receives_status(receives_.post_all(ep_.get(), index_, std::move(slab.value()),
                                             std::move(mr), receives, max_message_));

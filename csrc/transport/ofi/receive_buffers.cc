@@ -2,8 +2,8 @@
 
 namespace smddp::ofi {
 
-int ReceiveBuffers::post_all(fid_ep* endpoint, uint8_t rail, Slab slab, MrHandle mr, size_t count,
-                             size_t bytes) {
+int ReceiveBuffers::post_all(fid_ep* endpoint, uint8_t rail, Mapping slab, MrHandle mr,
+                             size_t count, size_t bytes) {
   slab_ = std::move(slab);
   mr_ = std::move(mr);
   endpoint_ = endpoint;

@@ -16,7 +16,8 @@ class ReceiveBuffers {
   // Cuts `slab` into `count` buffers of `bytes` bytes and posts them to `endpoint`, that of rail
   // `rail`. `mr`: the registration of the slab; none where the provider does not ask for
   // FI_MR_LOCAL. 0, or the error of fi_recv that ends the rail.
-  int post_all(fid_ep* endpoint, uint8_t rail, Slab slab, MrHandle mr, size_t count, size_t bytes);
+  int post_all(fid_ep* endpoint, uint8_t rail, Mapping slab, MrHandle mr, size_t count,
+               size_t bytes);
 
   // Gives a buffer back to the provider. A buffer that it does not take is kept for
   // repost_refused().
@@ -32,7 +33,7 @@ class ReceiveBuffers {
 
  private:
   // In the order of opening; members are destroyed from the last to the first.
-  Slab slab_;
+  Mapping slab_;
   std::vector<MessageReceive> receives_;
   MrHandle mr_;
 

@@ -7,9 +7,11 @@
 namespace smddp::ofi {
 
 Status SendBuffers::set_up(RailSet& rails) {
-  Result<Slab> slab = Slab::map(kDataSends * rails.max_message() + kControlSends * kControlMessage);
-  if (!slab) return slab.status();
-  slab_ = std::move(slab.value());
+  if (Status s = Mapping::map(kDataSends * rails.max_message() + kControlSends * kControlMessage,
+                              MAP_PRIVATE)
+                     .into(slab_);
+      !s)
+    return s;
   for (size_t rail = 0; rail < rails.size(); ++rail) {
     if (Status status = rails[rail].adopt(slab_); !status) return status;
   }

@@ -35,7 +35,7 @@ class SendBuffers {
   bool idle() const { return posted_ == 0; }
 
  private:
-  Slab slab_;
+  Mapping slab_;
   std::vector<MessageSend> sends_;
   RequestQueue<MessageSend> free_[2];        // data, control
   std::vector<std::array<size_t, 2>> held_;  // by peer: acquired and not freed yet, likewise

@@ -2,7 +2,6 @@
 // libfabric's headers.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "transport/transport.h"
