@@ -36,14 +36,14 @@ SMDDP_BOTH To bits_of(From from) {
 // --- element types: their form in memory, and the type that sums them -------------------------------
 
 template <class T>
-struct NativeElement {
+struct Native {
   using Memory = T;
   using Sum = T;
   SMDDP_BOTH static Sum widen(Memory x) { return x; }
   SMDDP_BOTH static Memory narrow(Sum x) { return x; }
 };
 
-struct BFloat16Element {
+struct BFloat16 {
   using Memory = uint16_t;
   using Sum = float;
   SMDDP_BOTH static float widen(uint16_t x) {
@@ -60,7 +60,7 @@ struct BFloat16Element {
   }
 };
 
-struct Float16Element {
+struct Float16 {
   using Memory = uint16_t;
   using Sum = float;
   SMDDP_BOTH static float widen(uint16_t x) {
@@ -252,20 +252,7 @@ SMDDP_BOTH void reduce_share_as(const Reduction& r, size_t thread, size_t thread
   }
 }
 
-// Types and operations, with their parts of a kernel's name: smddp_reduce_<type>_<operation>.
-#define SMDDP_REDUCED_TYPES(X)             \
-  X(kFloat32, NativeElement<float>, f32)   \
-  X(kFloat64, NativeElement<double>, f64)  \
-  X(kBFloat16, BFloat16Element, bf16)      \
-  X(kFloat16, Float16Element, f16)         \
-  X(kInt8, NativeElement<int8_t>, i8)      \
-  X(kUInt8, NativeElement<uint8_t>, u8)    \
-  X(kInt16, NativeElement<int16_t>, i16)   \
-  X(kUInt16, NativeElement<uint16_t>, u16) \
-  X(kInt32, NativeElement<int32_t>, i32)   \
-  X(kUInt32, NativeElement<uint32_t>, u32) \
-  X(kInt64, NativeElement<int64_t>, i64)   \
-  X(kUInt64, NativeElement<uint64_t>, u64)
+// The operations, with their part of a kernel's name: smddp_reduce_<type>_<operation>.
 #define SMDDP_REDUCING_OPS(X, type, element, name) \
   X(type, element, name, SumOf, sum)               \
   X(type, element, name, ProductOf, product)       \
@@ -296,7 +283,7 @@ inline void reduce_share(const Reduction& r, size_t thread, size_t threads) {
     SMDDP_REDUCED_TYPES(SMDDP_CASE)
 #undef SMDDP_CASE
     case Dtype::kBytes:
-      return as(NativeElement<uint8_t>{});
+      return as(Native<uint8_t>{});
   }
 }
 #endif

@@ -9,6 +9,7 @@
 
 #include "kernels/reduce_kernels.h"
 #include "kernels/reduce_vectors.inc.h"
+#include "kernels/reduction.h"
 
 namespace smddp::kernels::SMDDP_KERNELS {
 namespace {
@@ -115,34 +116,18 @@ struct Reduction {
   }
 };
 
-// A source of a half type into an accumulator of floats.
-template <class T, class Op>
-void accumulate_half(float* sum, const char* source, size_t count) {
-  auto add = [](char* a, const char* x) {
-    put(a, (Bytes)Op::apply((Floats)fetch(a), T::widen_half(x)));
-  };
+// Calls f(accumulator, source) for each vector of an accumulator of floats, with the source's half type.
+template <class F>
+void onto_floats(float* sum, const char* source, size_t count, F&& f) {
   size_t i = 0;
   for (; count - i >= kFloatLanes; i += kFloatLanes) {
-    add(reinterpret_cast<char*>(sum + i), source + i * 2);
+    f(reinterpret_cast<char*>(sum + i), source + i * 2);
   }
   if (i == count) return;
   char x[kWidth / 2] = {}, a[kWidth] = {};
   std::memcpy(x, source + i * 2, (count - i) * 2);
   std::memcpy(a, sum + i, (count - i) * sizeof(float));
-  add(a, x);
-  std::memcpy(sum + i, a, (count - i) * sizeof(float));
-}
-
-template <class T>
-void load_half(float* sum, const char* source, size_t count) {
-  size_t i = 0;
-  for (; count - i >= kFloatLanes; i += kFloatLanes) {
-    put(reinterpret_cast<char*>(sum + i), (Bytes)T::widen_half(source + i * 2));
-  }
-  if (i == count) return;
-  char x[kWidth / 2] = {}, a[kWidth];
-  std::memcpy(x, source + i * 2, (count - i) * 2);
-  put(a, (Bytes)T::widen_half(x));
+  f(a, x);
   std::memcpy(sum + i, a, (count - i) * sizeof(float));
 }
 
@@ -162,31 +147,13 @@ void store_half(char* to, const float* sum, size_t count) {
 template <class F>
 void with_type(Dtype dtype, F&& f) {
   switch (dtype) {
-    case Dtype::kFloat32:
-      return f(Native<float>{});
-    case Dtype::kFloat64:
-      return f(Native<double>{});
-    case Dtype::kBFloat16:
-      return f(BFloat16{});
-    case Dtype::kFloat16:
-      return f(Float16{});
-    case Dtype::kInt8:
-      return f(Native<int8_t>{});
+#define SMDDP_CASE(type, element, name) \
+  case Dtype::type:                     \
+    return f(element{});
+    SMDDP_REDUCED_TYPES(SMDDP_CASE)
+#undef SMDDP_CASE
     case Dtype::kBytes:
-    case Dtype::kUInt8:
       return f(Native<uint8_t>{});
-    case Dtype::kInt16:
-      return f(Native<int16_t>{});
-    case Dtype::kUInt16:
-      return f(Native<uint16_t>{});
-    case Dtype::kInt32:
-      return f(Native<int32_t>{});
-    case Dtype::kUInt32:
-      return f(Native<uint32_t>{});
-    case Dtype::kInt64:
-      return f(Native<int64_t>{});
-    case Dtype::kUInt64:
-      return f(Native<uint64_t>{});
   }
 }
 
@@ -237,7 +204,8 @@ void load(void* accumulator, const void* source, size_t count, Dtype dtype) {
   with_type(dtype, [&](auto type) {
     using T = decltype(type);
     if constexpr (kIsHalf<T>) {
-      load_half<T>(static_cast<float*>(accumulator), static_cast<const char*>(source), count);
+      onto_floats(static_cast<float*>(accumulator), static_cast<const char*>(source), count,
+                  [](char* a, const char* x) { put(a, (Bytes)T::widen_half(x)); });
     } else {
       std::memcpy(accumulator, source, count * sizeof(typename T::Memory));
     }
@@ -250,8 +218,10 @@ void accumulate(void* accumulator, const void* source, size_t count, Dtype dtype
       using T = decltype(kind);
       using Op = decltype(operation);
       if constexpr (kIsHalf<T>) {
-        accumulate_half<T, Op>(static_cast<float*>(accumulator), static_cast<const char*>(source),
-                               count);
+        onto_floats(static_cast<float*>(accumulator), static_cast<const char*>(source), count,
+                    [](char* a, const char* x) {
+                      put(a, (Bytes)Op::apply((Floats)fetch(a), T::widen_half(x)));
+                    });
       } else {
         const void* both[] = {accumulator, source};
         Reduction<T, Op>::run(static_cast<char*>(accumulator), Sources{both, 2},

@@ -113,7 +113,7 @@ TEST(DeviceReduce, ConversionsOfHalfTypesEqualTheCpu) {
     for (Dtype dtype : {Dtype::kFloat16, Dtype::kBFloat16}) {
       float want;
       load(&want, &h, 1, dtype);
-      float got = dtype == Dtype::kFloat16 ? Float16Element::widen(h) : BFloat16Element::widen(h);
+      float got = dtype == Dtype::kFloat16 ? Float16::widen(h) : BFloat16::widen(h);
       if (want != want) {
         EXPECT_NE(got, got);
       } else {
@@ -126,9 +126,9 @@ TEST(DeviceReduce, ConversionsOfHalfTypesEqualTheCpu) {
     auto x = std::bit_cast<float>(static_cast<uint32_t>(random()));
     uint16_t want;
     store(&want, &x, 1, Dtype::kFloat16);
-    ASSERT_EQ(Float16Element::narrow(x), want) << x;
+    ASSERT_EQ(Float16::narrow(x), want) << x;
     store(&want, &x, 1, Dtype::kBFloat16);
-    ASSERT_EQ(BFloat16Element::narrow(x), want) << x;
+    ASSERT_EQ(BFloat16::narrow(x), want) << x;
   }
 }
 
