@@ -3,26 +3,9 @@
 namespace smddp {
 
 size_t size_of(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kBytes:
-    case Dtype::kInt8:
-    case Dtype::kUInt8:
-      return 1;
-    case Dtype::kBFloat16:
-    case Dtype::kFloat16:
-    case Dtype::kInt16:
-    case Dtype::kUInt16:
-      return 2;
-    case Dtype::kFloat32:
-    case Dtype::kInt32:
-    case Dtype::kUInt32:
-      return 4;
-    case Dtype::kFloat64:
-    case Dtype::kInt64:
-    case Dtype::kUInt64:
-      return 8;
-  }
-  return 1;
+  static constexpr uint8_t kSizes[kDtypes] = {1, 4, 8, 2, 2, 1, 1, 2, 2, 4, 4, 8, 8};
+  auto i = static_cast<size_t>(dtype);
+  return i < kDtypes ? kSizes[i] : 1;
 }
 
 const char* name_of(Collective collective) {
@@ -34,11 +17,11 @@ const char* name_of(Collective collective) {
 }
 
 const char* name_of(Dtype dtype) {
-  static constexpr const char* kNames[] = {"bytes",  "float32", "float64", "bfloat16", "float16",
-                                           "int8",   "uint8",   "int16",   "uint16",   "int32",
-                                           "uint32", "int64",   "uint64"};
+  static constexpr const char* kNames[kDtypes] = {
+      "bytes", "float32", "float64", "bfloat16", "float16", "int8",  "uint8",
+      "int16", "uint16",  "int32",   "uint32",   "int64",   "uint64"};
   auto i = static_cast<size_t>(dtype);
-  return i < std::size_t{13} ? kNames[i] : "unknown dtype";
+  return i < kDtypes ? kNames[i] : "unknown dtype";
 }
 
 const char* name_of(ReduceOp op) {

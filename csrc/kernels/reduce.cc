@@ -32,15 +32,8 @@ bool processor_has(Isa isa) {
 }
 
 const Kernels* kernels_of(Isa isa) {
-  switch (isa) {
-    case Isa::kBaseline:
-      return baseline_kernels();
-    case Isa::kAvx2:
-      return avx2_kernels();
-    case Isa::kAvx512:
-      return avx512_kernels();
-  }
-  return nullptr;
+  if (isa == Isa::kBaseline) return baseline_kernels();
+  return isa == Isa::kAvx2 ? avx2_kernels() : avx512_kernels();
 }
 
 Isa best() {
@@ -81,15 +74,8 @@ bool set_isa(Isa isa) {
 }
 
 const char* name_of(Isa isa) {
-  switch (isa) {
-    case Isa::kBaseline:
-      return "baseline";
-    case Isa::kAvx2:
-      return "avx2";
-    case Isa::kAvx512:
-      return "avx512";
-  }
-  return "?";
+  static constexpr const char* kNames[] = {"baseline", "avx2", "avx512"};
+  return kNames[static_cast<size_t>(isa)];
 }
 
 std::string isa_name() { return name_of(isa()); }

@@ -1,7 +1,6 @@
 #include "topology/pattern.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "common/signature.h"
 
@@ -67,39 +66,16 @@ Flows joint(const Topology& topology, Rank rank) {
 }  // namespace
 
 const char* name_of(Pattern pattern) {
-  switch (pattern) {
-    case Pattern::kLog:
-      return "log";
-    case Pattern::kJoint:
-      return "joint";
-    case Pattern::kDirect:
-      break;
-  }
-  return "direct";
+  return pattern == Pattern::kLog ? "log" : pattern == Pattern::kJoint ? "joint" : "direct";
 }
 
 uint8_t signature_option(Pattern pattern) {
-  switch (pattern) {
-    case Pattern::kLog:
-      return kLogPattern;
-    case Pattern::kJoint:
-      return kJointPattern;
-    case Pattern::kDirect:
-      break;
-  }
-  return 0;
+  return pattern == Pattern::kLog ? kLogPattern : pattern == Pattern::kJoint ? kJointPattern : 0;
 }
 
 Flows gather_flows(const Topology& topology, Rank rank, Pattern pattern) {
-  switch (pattern) {
-    case Pattern::kLog:
-      return logarithmic(topology, rank);
-    case Pattern::kJoint:
-      return joint(topology, rank);
-    case Pattern::kDirect:
-      break;
-  }
-  return direct(topology, rank);
+  if (pattern == Pattern::kLog) return logarithmic(topology, rank);
+  return pattern == Pattern::kJoint ? joint(topology, rank) : direct(topology, rank);
 }
 
 Flows leader_flows(const Topology& topology, Rank rank) {

@@ -19,16 +19,8 @@ namespace {
 using c10d::OpType;
 using c10d::Work;
 
-std::exception_ptr exception_of(const Status& status) {
-  try {
-    throw_status(status);
-  } catch (...) {
-    return std::current_exception();
-  }
-}
-
 void require_contiguous(const at::Tensor& t, const char* what) {
-  require(t.is_contiguous() && !t.is_conj() && !t.is_neg(), [&] {
+  require(is_plain(t), [&] {
     return std::string(what) + " on a GPU needs contiguous outputs; call contiguous() and copy_()";
   });
 }
@@ -36,7 +28,7 @@ void require_contiguous(const at::Tensor& t, const char* what) {
 thread_local bool uncounted = false;
 
 at::Tensor end_to_end(const TorchDevice& device, const at::Tensor& t) {
-  return t.is_contiguous() && !t.is_conj() && !t.is_neg() ? t : device.copy_of(t);
+  return is_plain(t) ? t : device.copy_of(t);
 }
 
 }  // namespace
@@ -193,7 +185,7 @@ void (*without_gil)(void (*)(void*), void*) = [](void (*function)(void*), void* 
 DeviceCollectives::~DeviceCollectives() {
   if (group_) without_gil([](void* group) { static_cast<DeviceGroup*>(group)->leave(); }, &*group_);
   // The stream is destroyed last. Operations that callers still hold refer to the group, not to the stream.
-  if (stream_ != nullptr) device_.device().destroy_stream(stream_);
+  device_.device().destroy_stream(stream_);
 }
 
 DevicePlace DeviceCollectives::place() const {
@@ -282,9 +274,7 @@ c10::intrusive_ptr<Work> DeviceCollectives::scatter(TensorRefs outputs, TensorRe
       Extent source = extent_of(input);
       Extent own = list ? source : Extent{source.address + mine * target.bytes, target.bytes};
       bool is_own = (!list || i == mine) && own.address == target.address;
-      bool apart = target.bytes == 0 || target.address + target.bytes <= source.address ||
-                   source.address + source.bytes <= target.address;
-      if (!is_own && !apart) input = device_.copy_of(input);
+      if (!is_own && overlap(target, source)) input = device_.copy_of(input);
       source = extent_of(input);
       for (size_t r = 0; r < ranks_ / each; ++r) {
         size_t offset = r * target.bytes;

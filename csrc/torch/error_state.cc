@@ -44,7 +44,7 @@ void ErrorState::set_reporter(std::chrono::milliseconds hold) {
   changed_.notify_all();
 }
 
-void ErrorState::raise(const std::string& why) {
+void ErrorState::ask(const std::string& why) {
   std::lock_guard lock(mutex_);
   if (raised_ > taken_) return;  // the reporter has not begun yet: one report says both
   why_ = why;
@@ -62,12 +62,10 @@ void ErrorState::tell(const Status& why) noexcept {
       if (text == failure_) return;
       failure_ = text;
     }
-    raise(text);
+    ask(text);
   } catch (const std::exception&) {  // without memory there is no report
   }
 }
-
-void ErrorState::ask(const std::string& why) { raise(why); }
 
 bool ErrorState::watch_signal(int number) {
   struct sigaction old{};
@@ -85,7 +83,7 @@ std::string ErrorState::take() {
   uint64_t count;
   while (::read(notification_, &count, sizeof count) > 0) {
   }
-  if (int number = signal_seen.exchange(0)) raise("signal " + std::to_string(number));
+  if (int number = signal_seen.exchange(0)) ask("signal " + std::to_string(number));
   std::lock_guard lock(mutex_);
   if (raised_ == taken_) return "";
   taken_ = raised_;

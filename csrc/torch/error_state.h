@@ -41,7 +41,6 @@ class ErrorState {
 
  private:
   ErrorState();
-  void raise(const std::string& why);
 
   int notification_ = -1;  // an eventfd, which the signal handler may write
   std::mutex mutex_;

@@ -170,7 +170,7 @@ uint64_t bytes_of(TensorRefs tensors) {
 bool Fallback::takes(TensorRefs tensors, const c10d::ReduceOp* op) {
   if (op != nullptr && *op == c10d::ReduceOp::AVG && tensors[0]->is_cpu()) return false;
   for (const at::Tensor* t : tensors) {
-    if (!t->is_contiguous() || t->is_conj() || t->is_neg()) return false;
+    if (!is_plain(*t)) return false;
     if (t->is_cpu() && t->dim() != tensors[0]->dim()) return false;
     switch (t->scalar_type()) {
       case at::kFloat:

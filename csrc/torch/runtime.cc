@@ -133,17 +133,16 @@ void configure(const Settings& settings) {
 
 void throw_status(const Status& status) {
   std::string message = "smddp: " + status.message();
-  switch (status.code()) {
-    case Code::kInvalid:
-      C10_THROW_ERROR(ValueError, message);
-    case Code::kUnavailable:
-    case Code::kMismatch:
-    case Code::kTimeout:
-    case Code::kPeerLost:
-    case Code::kAborted:
-      C10_THROW_ERROR(DistBackendError, message);
-    default:
-      C10_THROW_ERROR(Error, message);
+  if (status.code() == Code::kInvalid) C10_THROW_ERROR(ValueError, message);
+  if (status.code() == Code::kInternal) C10_THROW_ERROR(Error, message);
+  C10_THROW_ERROR(DistBackendError, message);
+}
+
+std::exception_ptr exception_of(const Status& status) {
+  try {
+    throw_status(status);
+  } catch (...) {
+    return std::current_exception();
   }
 }
 

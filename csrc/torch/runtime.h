@@ -1,6 +1,8 @@
 // What the process has once, whatever the number of groups: the engine with all that groups share, and the settings.
 #pragma once
 
+#include <exception>
+
 #include "collectives/selector.h"
 #include "progress/process.h"
 #include "torch/routes.h"
@@ -47,5 +49,6 @@ extern void (*without_gil)(void (*function)(void*), void* argument);
 
 // Throws the exception type that torch's users expect for `status`, which must not be ok.
 [[noreturn]] void throw_status(const Status& status);
+std::exception_ptr exception_of(const Status& status);  // the same, not thrown
 
 }  // namespace smddp

@@ -5,51 +5,30 @@
 namespace smddp {
 
 Dtype dtype_of(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-      return Dtype::kFloat32;
-    case at::kDouble:
-      return Dtype::kFloat64;
-    case at::kBFloat16:
-      return Dtype::kBFloat16;
-    case at::kHalf:
-      return Dtype::kFloat16;
-    case at::kChar:
-      return Dtype::kInt8;
-    case at::kByte:
-      return Dtype::kUInt8;
-    case at::kShort:
-      return Dtype::kInt16;
-    case at::kUInt16:
-      return Dtype::kUInt16;
-    case at::kInt:
-      return Dtype::kInt32;
-    case at::kUInt32:
-      return Dtype::kUInt32;
-    case at::kLong:
-      return Dtype::kInt64;
-    case at::kUInt64:
-      return Dtype::kUInt64;
-    default:
-      return Dtype::kBytes;
+  static constexpr std::pair<at::ScalarType, Dtype> kTypes[] = {
+      {at::kFloat, Dtype::kFloat32},     {at::kDouble, Dtype::kFloat64},
+      {at::kBFloat16, Dtype::kBFloat16}, {at::kHalf, Dtype::kFloat16},
+      {at::kChar, Dtype::kInt8},         {at::kByte, Dtype::kUInt8},
+      {at::kShort, Dtype::kInt16},       {at::kUInt16, Dtype::kUInt16},
+      {at::kInt, Dtype::kInt32},         {at::kUInt32, Dtype::kUInt32},
+      {at::kLong, Dtype::kInt64},        {at::kUInt64, Dtype::kUInt64}};
+  for (const auto& [torchs, ours] : kTypes) {
+    if (type == torchs) return ours;
   }
+  return Dtype::kBytes;
 }
 
 std::optional<ReduceOp> reduction_of(const c10d::ReduceOp& op) {
-  switch (static_cast<c10d::ReduceOp::RedOpType>(op.op_)) {
-    case c10d::ReduceOp::SUM:
-      return ReduceOp::kSum;
-    case c10d::ReduceOp::AVG:
-      return ReduceOp::kAvg;
-    case c10d::ReduceOp::MIN:
-      return ReduceOp::kMin;
-    case c10d::ReduceOp::MAX:
-      return ReduceOp::kMax;
-    case c10d::ReduceOp::PRODUCT:
-      return ReduceOp::kProduct;
-    default:
-      return std::nullopt;
+  using Op = c10d::ReduceOp;
+  static constexpr std::pair<Op::RedOpType, ReduceOp> kOps[] = {{Op::SUM, ReduceOp::kSum},
+                                                                {Op::AVG, ReduceOp::kAvg},
+                                                                {Op::MIN, ReduceOp::kMin},
+                                                                {Op::MAX, ReduceOp::kMax},
+                                                                {Op::PRODUCT, ReduceOp::kProduct}};
+  for (const auto& [torchs, ours] : kOps) {
+    if (op.op_ == torchs) return ours;
   }
+  return std::nullopt;
 }
 
 TensorRefList refs(const std::vector<at::Tensor>& tensors) {
@@ -104,21 +83,17 @@ const char* why_not_paired(const Topology& topology, TensorRefs tensors) {
              : "between hosts, smddp carries it in groups of at most 256 ranks";
 }
 
-namespace {
-
-bool plain(const at::Tensor& t) { return t.is_contiguous() && !t.is_conj() && !t.is_neg(); }
-
-}  // namespace
+bool is_plain(const at::Tensor& t) { return t.is_contiguous() && !t.is_conj() && !t.is_neg(); }
 
 Extent readable(TensorOperation& op, const at::Tensor& input) {
-  op.keep.push_back(plain(input) ? input
-                                 : input.detach().contiguous().resolve_conj().resolve_neg());
+  op.keep.push_back(is_plain(input) ? input
+                                    : input.detach().contiguous().resolve_conj().resolve_neg());
   return extent_of(op.keep.back());
 }
 
 Extent writable(TensorOperation& op, const at::Tensor& output, bool stand_in) {
   op.results.push_back(output);
-  if (!stand_in && plain(output)) {
+  if (!stand_in && is_plain(output)) {
     return {static_cast<std::byte*>(output.mutable_data_ptr()), output.nbytes()};
   }
   at::Tensor contiguous = at::empty(output.sizes(), output.options());

@@ -40,6 +40,8 @@ const char* why_not_on_host(TensorRefs tensors, const c10d::ReduceOp* op = nullp
 // The same for what each pair of the group's ranks has a block of its own of.
 const char* why_not_paired(const Topology& topology, TensorRefs tensors);
 
+// Whether its memory holds its values end to end.
+bool is_plain(const at::Tensor& tensor);
 // Contiguous memory with the input's values, kept alive by the operation: the input's own memory if that is
 // contiguous, else a copy.
 Extent readable(TensorOperation& op, const at::Tensor& input);

@@ -12,14 +12,6 @@
 
 namespace smddp {
 
-std::exception_ptr TensorOperation::exception() const {
-  try {
-    throw_status(status());
-  } catch (...) {
-    return std::current_exception();
-  }
-}
-
 c10::intrusive_ptr<c10::ivalue::Future> TensorOperation::future() {
   std::lock_guard lock(mutex_);
   if (!future_) {
@@ -43,7 +35,7 @@ void TensorOperation::answer(c10::ivalue::Future& future) const {
   if (status()) {
     future.markCompleted(c10::IValue(std::vector<at::Tensor>(results.begin(), results.end())));
   } else {
-    future.setError(exception());
+    future.setError(exception_of(status()));
   }
 }
 
@@ -126,7 +118,8 @@ void await(Engine& engine, TensorOperation& operation, std::chrono::milliseconds
 }
 
 std::exception_ptr WorkSMDDP::exception() const {
-  return operation_->complete() && !operation_->status() ? operation_->exception() : nullptr;
+  const bool failed = operation_->complete() && !operation_->status();
+  return failed ? exception_of(operation_->status()) : nullptr;
 }
 
 bool WorkSMDDP::wait(std::chrono::milliseconds timeout) {

@@ -22,7 +22,6 @@ class TensorOperation final : public Operation,
   c10::SmallVector<std::byte, 64> scratch;                   // a barrier's bytes
   uint64_t complete_ns = 0;                                  // set before complete()
 
-  std::exception_ptr exception() const;
   // Made by the first call, as few callers ask for it. May be called from any thread at any time.
   c10::intrusive_ptr<c10::ivalue::Future> future();
   // Once complete(): until the future is complete as well, if there is one.
