@@ -205,10 +205,9 @@ bool RemotePeers::all_taken(uint64_t now) {
   return all;
 }
 
-void RemotePeers::send_aborts(uint64_t from, const std::string& reason, bool destroyed) {
+void RemotePeers::send_aborts(uint64_t from, const std::string& reason) {
   unsent_aborts_.assign(ranks_.begin(), ranks_.end());
   abort_from_ = from;
-  abort_destroyed_ = destroyed;
   abort_reason_.assign(reason, 0, kReasonBytes - 1);
 }
 
@@ -218,7 +217,6 @@ void RemotePeers::flush_aborts() {
     transport::MessageBuffer* buffer = transport_->acquire(peer(to), true);
     if (buffer == nullptr) return false;
     wire::Header h = header(wire::Type::kAbort, to, abort_from_, {});
-    h.offset = abort_destroyed_ ? 1 : 0;
     h.bytes = abort_reason_.size();
     std::memcpy(buffer->data + sizeof h, abort_reason_.data(), abort_reason_.size());
     post(buffer, h);

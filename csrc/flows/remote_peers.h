@@ -101,9 +101,8 @@ class RemotePeers {
   }
   // Tells `to`, once, that this rank writes no more into its memory. False: no buffer is free now.
   bool tell_closed(Rank to);
-  // Puts into line for all of them that this rank gives up the group from fragment `from` on. Needs no
-  // memory. `destroyed`: it has destroyed a group that worked, which only those miss that still need it.
-  void send_aborts(uint64_t from, const std::string& reason, bool destroyed = false);
+  // Puts into line for all of them that this rank gives up the group from fragment `from` on. Needs no memory.
+  void send_aborts(uint64_t from, const std::string& reason);
   // This rank is about to leave the group: asks each peer whether all its messages have arrived, and again after a
   // moment. True: they have, at each peer that is left and reads them. A transport reports a message as sent once
   // it is with the kernel, which drops it if this process closes the connection before the peer has read it.
@@ -172,7 +171,6 @@ class RemotePeers {
   std::vector<Rank> unsent_aborts_;
   uint64_t ask_leaving_ns_ = 0;  // when all_taken() asks next
   uint64_t abort_from_ = 0;
-  bool abort_destroyed_ = false;
   std::string abort_reason_;
 };
 

@@ -1,7 +1,6 @@
 #include "group/failure_detector.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <new>
 #include <utility>
 
@@ -51,25 +50,22 @@ void FailureDetector::check_aborts() {
     if (inbox.destroyed() && fragments_.in_flight().empty()) continue;
     return fail({Code::kAborted, std::string(reason)});
   }
-  if (heard_destroyed_ && fragments_.in_flight().empty()) return;
   if (heard_abort_from_ <= oldest) fail({Code::kAborted, heard_abort_reason_});
 }
 
 void FailureDetector::on_abort(const wire::Header& header, const std::byte* reason) {
   if (header.seq < heard_abort_from_) {
     heard_abort_from_ = header.seq;
-    heard_destroyed_ = header.offset != 0;
     heard_abort_reason_.assign(reinterpret_cast<const char*>(reason),
                                std::min<size_t>(header.bytes, kReasonBytes));
   }
   check_aborts();
 }
 
-void FailureDetector::leave(const std::string& what, bool after_failure) {
+void FailureDetector::leave(const std::string& what) {
   uint64_t from = fragments_.first_incomplete();
   std::string reason = members_.describe(members_.rank()) + " has " + what;
   local_.abort(reason, from, intranode::GaveUp::kDestroyed);
-  if (health_.ok() && after_failure) remote_.send_aborts(from, reason, true);
   remote_watch_.leave(from, reason);
 }
 
@@ -127,10 +123,8 @@ void FailureDetector::check_deadline(uint64_t now) {
   }
   const Fragment& oldest = *fragments_.in_flight().front();
   uint64_t own = oldest.operation().timeout_ns;
-  char seconds[32];
-  std::snprintf(seconds, sizeof seconds, "%g",
-                static_cast<double>(own != 0 ? own : timeout_ns_) * 1e-9);
-  fail({Code::kTimeout, oldest.describe() + " timed out after " + seconds + " s on " +
+  fail({Code::kTimeout, oldest.describe() + " timed out after " +
+                            seconds_text(own != 0 ? own : timeout_ns_) + " on " +
                             members_.describe(members_.rank()) + ": " + oldest.waiting_for()});
 }
 

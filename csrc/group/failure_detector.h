@@ -48,8 +48,7 @@ class FailureDetector {
   // True if watch() has something to find out though nothing is in flight.
   bool has_suspects() const { return health_.ok() && remote_watch_.has_broken(); }
   // This rank takes no part in the group any more: peers that still need it are to know. `what`: it has done so and so.
-  // `after_failure`: they hear it in a message, as this process may destroy all its groups, and answers no questions then.
-  void leave(const std::string& what, bool after_failure = false);
+  void leave(const std::string& what);
 
   // When anything of the group last moved, as far as watch() has seen.
   uint64_t moved_ns() const { return moved_ns_; }
@@ -81,7 +80,6 @@ class FailureDetector {
   bool told_ = false;
   // Of the remote ranks that gave the group up, the one whose first such fragment is the earliest.
   uint64_t heard_abort_from_ = UINT64_MAX;
-  bool heard_destroyed_ = false;  // it has only destroyed the group
   std::string heard_abort_reason_;
   bool moved_ = false;         // in the last progress()
   bool moved_lately_ = false;  // since the last watch()

@@ -99,8 +99,7 @@ Group::~Group() {
   {
     Engine::Lock lock = engine_.lock();
     guarded([&] {
-      failures_.leave("destroyed group '" + name() + "'" + process_.cause(),
-                      !process_.cause().empty());
+      failures_.leave("destroyed group '" + name() + "'" + process_.cause());
       start_leaving();
     });
     if (!remote_.ranks().empty()) process_.network().wear();
@@ -368,7 +367,6 @@ void Group::start_leaving() {
 void Group::take_leave() {
   bool whole = health_.ok() && process_.cause().empty();
   uint64_t now = now_ns(), until = leaving_ns_ + (whole ? kLeaveNs : kLeaveBrokenNs);
-  if (health_.ok()) remote_.flush_aborts();
   if (now - leaving_ns_ >= kAskPortsNs) remote_watch_.find_silent(now, true);
   if (now >= until || !process_.network().works() ||
       (!remote_.has_unsent() && remote_.all_taken(now)))

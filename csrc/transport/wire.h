@@ -55,7 +55,6 @@ struct Header {
   uint32_t target;  // receiver's
   uint64_t
       offset;  // DATA: into the flow. READY: how many bytes of its flow the peer may send by now.
-               // ABORT: 1 if src has destroyed a group that worked, else 0
   uint64_t bytes;  // of the payload after this header
   uint64_t
       counter;  // of the messages from source to target in this group, from 0: none comes twice
