@@ -250,6 +250,11 @@ Status FragmentFlows::on_written(Rank source, uint64_t chunks) {
   ReceiveFlow* receive = receives_.find(source);
   if (receive == nullptr || !receive->granted || chunks > receive->chunks())
     return {Code::kMismatch, members_.describe(source) + " wrote more than it was allowed to"};
+  if (chunks > remote_.transport().arrived(receive->region)) {
+    return {Code::kPeerLost,
+            members_.describe(source) +
+                " is lost: the connection to it broke, and what was under way is lost"};
+  }
   receive->written = std::max(receive->written, chunks);
   bool last = terms_.on_device && receive->written == receive->chunks();
   receive->on_chunks(receive->written - (last && receive->seen < receive->written ? 1 : 0));

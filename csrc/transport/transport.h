@@ -64,8 +64,9 @@ struct Facts {
   size_t nics = 1;
   size_t max_message = 0;  // bytes, of data
   bool writes = false;     // there are regions and chunks; false: only messages
-  // A message is taken after the chunks that were written before it to the same peer. False: in any order; a
-  // chunk is in the receiver's memory once its sending has completed.
+  // A message is taken after the chunks that were written before it to the same peer, unless a connection between
+  // them broke: then arrived() tells what is missing. False: in any order; a chunk is in the receiver's memory once
+  // its sending has completed.
   bool ordered = false;
 };
 
@@ -118,6 +119,9 @@ class Transport {
   // has to travel in messages.
   virtual bool open_region(Peer from, std::byte* memory, size_t bytes, uint32_t* region,
                            wire::Grant* grant) = 0;
+  // How many chunks have come. SIZE_MAX if they are not counted: the
+  // sender's transport is not ordered.
+  virtual size_t arrived(uint32_t /*region*/) const { return SIZE_MAX; }
   // Whether the owner of the region's memory sees all that has been written. For lent memory, asked once all
   // chunks have been written; the first question begins what makes it so. Else true at once.
   virtual bool visible(uint32_t region) = 0;

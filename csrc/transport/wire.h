@@ -37,7 +37,7 @@ inline constexpr uint32_t kMaxChunks = 1u << 20;  // of a region
 // The payload of a READY if its sender has opened a region for the peer: where the chunks go. The keys are the
 // network's own, one per NIC of the receiver; they open that memory and no other.
 struct Grant {
-  uint32_t reserved;
+  uint32_t region;       // its number at the receiver
   uint32_t chunk_bytes;  // of every chunk but the last
   uint64_t bytes;        // of the region
   uint64_t address;      // of its first byte, as the provider counts: virtual, or 0

@@ -6,6 +6,7 @@
 
 #include "common/clock.h"
 #include "rank_processes.h"
+#include "tcp_connections.h"
 
 namespace smddp {
 namespace {
@@ -99,17 +100,6 @@ TEST(Endings, AForkedChildEndsNothingOfItsParent) {
   ranks.expect_ends();
 }
 
-// The TCP connections of this process.
-template <class F>
-void for_each_connection(F&& f) {
-  for (int fd = 0; fd < 1024; ++fd) {
-    sockaddr_storage at{};
-    socklen_t size = sizeof at;
-    if (getpeername(fd, reinterpret_cast<sockaddr*>(&at), &size) == 0 && at.ss_family != AF_UNIX)
-      f(fd);
-  }
-}
-
 // As a firewall that resets what has been idle for long: the connections of one rank, or of both.
 TEST(Endings, AnIdleConnectionThatEndsLosesNoPeer) {
   for (int cutters : {1, 2}) {
@@ -130,6 +120,19 @@ TEST(Endings, AnIdleConnectionThatEndsLosesNoPeer) {
     });
     ranks.expect_ends();
   }
+}
+
+// libfabric replaces a connection that breaks: the message behind the lost writes comes all the same.
+TEST(Endings, WritesThatABrokenConnectionLostAreMissed) {
+  ShuffledNetwork::only().loses_writes = true;
+  auto gathers = [](RankContext& c) {
+    std::vector<int> in(1 << 17), out(2 << 17);
+    Status status = c.run(gather_of(in, out, c.ranks));
+    EXPECT_NE(status.message().find("the connection to it broke"), std::string::npos)
+        << status.message();
+  };
+  run_world("AB", gathers, {.network = ShuffledTransport::open});
+  ShuffledNetwork::only().loses_writes = false;
 }
 
 // A firewall that forgets idle connections sees a word on each once a minute.

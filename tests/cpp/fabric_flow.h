@@ -78,6 +78,10 @@ struct Flow : WrittenChunks {
   void on_written(uint32_t chunks) override {
     ASSERT_LE(chunks, this->chunks());
     if (closed || chunks <= written) return;
+    if (chunks > to->arrived(region)) {
+      lost = true;
+      return;
+    }
     written = chunks;
     if (seen_at_once) see();
   }
@@ -110,6 +114,7 @@ struct Flow : WrittenChunks {
   bool seen_at_once = true;
   Endpoint* to = nullptr;
   bool closed = false;
+  bool lost = false;  // a connection, with chunks
   size_t chunk_bytes, sent = 0, told = 0;
   std::vector<std::byte> source, memory;
   size_t written = 0, arrived = 0;  // chunks, from the first on

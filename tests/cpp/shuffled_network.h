@@ -47,7 +47,8 @@ class ShuffledNetwork : public MemoryTransport::Shared {
     }
   }
 
-  bool orderly = false;  // instead: at once, once, and in the order of sending
+  bool loses_writes = false;  // of each transport, all are missing
+  bool orderly = false;       // instead: at once, once, and in the order of sending
   std::mt19937 chance{std::getenv("SMDDP_TEST_SHUFFLED") != nullptr
                           ? static_cast<unsigned>(std::atoi(std::getenv("SMDDP_TEST_SHUFFLED")))
                           : 1u};
@@ -83,6 +84,7 @@ class ShuffledTransport final : public MemoryTransport {
     return !is_busy() && MemoryTransport::write(to, grant, index, data, bytes, pending);
   }
   using MemoryTransport::write;
+  size_t arrived(uint32_t) const override { return network_.loses_writes ? 0 : SIZE_MAX; }
 
   Result<int> poll(transport::Sink& sink) override {
     std::deque<Completion> completed;

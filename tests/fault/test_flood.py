@@ -99,7 +99,6 @@ def flood(ports: list[int], said: bytes, pipe: Any) -> None:
 
 @pytest.mark.alone
 @pytest.mark.slow
-@pytest.mark.xfail(reason="libfabric accepts a burst before its silent connections are ended")
 @pytest.mark.parametrize("said", [b"", b"GET /"], ids=["silent", "a few bytes"])
 def test_a_flood_costs_a_line(
     said: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -133,7 +133,7 @@ class Job {
         return {};
       case 1: {
         wire::Grant grant{};
-        grant.reserved = static_cast<uint32_t>(input.offset(4096));
+        grant.region = static_cast<uint32_t>(input.offset(4096));
         grant.chunk_bytes = static_cast<uint32_t>(input.offset(64 << 10));
         grant.bytes = input.offset(shard);
         grant.address = input.number<uint64_t>();

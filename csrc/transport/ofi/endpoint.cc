@@ -137,6 +137,7 @@ bool Endpoint::open_region(Peer from, std::byte* memory, size_t bytes, uint32_t*
                            wire::Grant* grant) {
   return regions_->open(from, memory, bytes, region, grant);
 }
+size_t Endpoint::arrived(uint32_t region) const { return regions_->arrived(region); }
 bool Endpoint::visible(uint32_t region) { return regions_->visible(region); }
 void Endpoint::close_region(uint32_t region) { regions_->close(region); }
 
@@ -182,7 +183,7 @@ Result<int> Endpoint::poll(Sink& sink) {
       if (!more) break;
     }
   }
-  if (handled == 0) silent_.look(recent_ns());
+  silent_.look(recent_ns());
   handled += messages_->retry_stalled();
   regions_->retry();
   return peers_->has_losses() ? handled + peers_->tell_losses(sink) : handled;
@@ -201,7 +202,7 @@ void Endpoint::handle(Rail& rail, const Completion& completion, Sink& sink) {
   Request* request = completion.request;
   if (completion.kind == Completion::kWritten) {
     if (request != nullptr) rail.receives().repost(static_cast<MessageReceive*>(request));
-    return count_foreign_write(counters_);
+    return regions_->on_chunk(completion.bytes) ? void() : count_foreign_write(counters_);
   }
   if (completion.kind == Completion::kFailed) return handle_failure(rail, completion);
   switch (request->kind) {

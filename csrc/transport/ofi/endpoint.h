@@ -42,6 +42,7 @@ class Endpoint final : public transport::Transport {
 
   bool open_region(Peer from, std::byte* memory, size_t bytes, uint32_t* region,
                    wire::Grant* grant) override;
+  size_t arrived(uint32_t region) const override;
   bool visible(uint32_t region) override;
   void close_region(uint32_t region) override;
   bool write(Peer to, const wire::Grant& grant, uint32_t index, const std::byte* data, size_t bytes,

@@ -28,15 +28,14 @@ ssize_t Rail::send(Request* request, fi_addr_t to, const std::byte* data, size_t
 }
 
 ssize_t Rail::write(Request* request, fi_addr_t to, const std::byte* data, size_t bytes,
-                    void* descriptor, uint64_t address, uint64_t key, bool delivered) {
+                    void* descriptor, uint64_t address, uint64_t key, const uint32_t* immediate) {
   request->rail = index_;
-  if (!delivered) {
-    return ::fi_write(ep_.get(), data, bytes, descriptor, to, address, key, &request->context);
-  }
   iovec local = {const_cast<std::byte*>(data), bytes};
   fi_rma_iov remote = {address, bytes, key};
-  fi_msg_rma message = {&local, &descriptor, 1, to, &remote, 1, &request->context, 0};
-  return ::fi_writemsg(ep_.get(), &message, FI_COMPLETION | FI_DELIVERY_COMPLETE);
+  uint64_t told = immediate != nullptr ? *immediate : 0;
+  fi_msg_rma message = {&local, &descriptor, 1, to, &remote, 1, &request->context, told};
+  uint64_t way = immediate != nullptr ? FI_REMOTE_CQ_DATA : FI_DELIVERY_COMPLETE;
+  return ::fi_writemsg(ep_.get(), &message, FI_COMPLETION | way);
 }
 
 ssize_t Rail::read(Request* request, fi_addr_t from, std::byte* to, size_t bytes, void* descriptor,
@@ -61,7 +60,7 @@ Result<size_t> Rail::poll(std::span<Completion, kBatch> reaped) {
     Request* request = Request::of(entry.op_context);
     if ((entry.flags & FI_REMOTE_CQ_DATA) != 0 && (entry.flags & (FI_RMA | FI_REMOTE_WRITE)) != 0) {
       // Without FI_RX_CQ_DATA the context belongs to no request of ours; its value has no meaning.
-      reaped[i] = {Completion::kWritten, consumes_receives_ ? request : nullptr, entry.len};
+      reaped[i] = {Completion::kWritten, consumes_receives_ ? request : nullptr, entry.data};
     } else {
       reaped[i] = {Completion::kDone, request, entry.len};
     }

@@ -20,7 +20,7 @@ namespace smddp::ofi {
 struct Completion {
   enum Kind : uint8_t {
     kDone,     // `request`; a receive has `bytes`
-    kWritten,  // a write with immediate data, as no member of the job sends it
+    kWritten,  // a peer's write; `bytes` is its immediate data
     kFailed    // `request`, or nullptr: a receive that had none; Rail::error() says why
   } kind;
   Request* request;
@@ -45,9 +45,11 @@ class Rail {
   const std::string& text() const { return text_; }  // "tcp;ofi_rxm on lo (127.0.0.1)"
   const std::vector<uint8_t>& name() const { return name_; }
   bool reaches_devices() const { return reaches_devices_; }
-  // A message is processed by the peer after the writes that were started before it.
+  // A message is processed by the peer after the writes that were started before it, which may have immediate data and
+  // take no receives for it.
   bool orders_messages() const {
-    return (info_->tx_attr->msg_order & info_->rx_attr->msg_order & FI_ORDER_SAW) != 0;
+    return (info_->tx_attr->msg_order & info_->rx_attr->msg_order & FI_ORDER_SAW) != 0 &&
+           info_->domain_attr->cq_data_size >= sizeof(uint32_t) && !consumes_receives_;
   }
   bool local_registration() const { return (info_->domain_attr->mr_mode & FI_MR_LOCAL) != 0; }
   Registrations& registrations() { return *registrations_; }
@@ -60,9 +62,10 @@ class Rail {
   // Start a request: 0, -FI_EAGAIN, or the error that refused it. `descriptor`: of memory that
   // is neither this rail's nor adopted.
   ssize_t send(Request* request, fi_addr_t to, const std::byte* data, size_t bytes);
-  // `delivered`: completes when the bytes are in the peer's memory, not before.
+  // `immediate`: what the peer's Completion::kWritten tells. nullptr: it is not told; then the write completes when the
+  // bytes are in the peer's memory, not before.
   ssize_t write(Request* request, fi_addr_t to, const std::byte* data, size_t bytes,
-                void* descriptor, uint64_t address, uint64_t key, bool delivered);
+                void* descriptor, uint64_t address, uint64_t key, const uint32_t* immediate);
   ssize_t read(Request* request, fi_addr_t from, std::byte* to, size_t bytes, void* descriptor,
                uint64_t address, uint64_t key);
   void* sends_descriptor() const { return sends_mr_ ? ::fi_mr_desc(sends_mr_.get()) : nullptr; }

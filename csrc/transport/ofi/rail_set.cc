@@ -158,7 +158,7 @@ ssize_t RailSet::write(Rail& rail, Request* request, const PeerAddress& to,
   size_t ours = rail.index();
   ssize_t rc = rail.write(request, to.by_rail[ours], data.data(), data.size(), descriptor,
                           grant.address + uint64_t{index} * grant.chunk_bytes,
-                          grant.keys[ours % to.rails], !facts_.ordered);
+                          grant.keys[ours % to.rails], facts_.ordered ? &grant.region : nullptr);
   count(ours, data.size(), rc, &counters_->chunks_sent, &counters_->chunk_bytes_sent);
   return rc;
 }

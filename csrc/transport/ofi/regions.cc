@@ -25,6 +25,7 @@ bool Regions::open(Peer from, std::byte* memory, size_t bytes, uint32_t* number,
   region.number = free_.front();
   region.from = from;
   region.bytes = bytes;
+  region.counted = rails_[0].orders_messages() && peers_[from].address.rails == 1;
   region.lent = rails_[0].registrations().is_lent(memory);
   if (!register_memory(region, memory)) return false;
   free_.pop_front();
@@ -34,7 +35,7 @@ bool Regions::open(Peer from, std::byte* memory, size_t bytes, uint32_t* number,
   region.address = virtual_addresses_ ? at : at - region.registrations[0]->base();
   grant->address = region.address;
   for (size_t i = 0; i < rails_.size(); ++i) grant->keys[i] = region.registrations[i]->key;
-  *number = region.number;
+  *number = grant->region = region.number;
   return true;
 }
 
@@ -51,6 +52,17 @@ bool Regions::register_memory(Region& region, const std::byte* memory) {
 
 Region* Regions::find(uint32_t number) {
   return number < regions_.size() && regions_[number].open ? &regions_[number] : nullptr;
+}
+
+bool Regions::on_chunk(uint64_t number) {
+  Region* region = find(static_cast<uint32_t>(number));
+  if (region != nullptr) ++region->arrived;
+  return region != nullptr;
+}
+
+size_t Regions::arrived(uint32_t number) const {
+  const Region& region = regions_[number];
+  return region.counted ? region.arrived : SIZE_MAX;
 }
 
 bool Regions::visible(uint32_t number) {

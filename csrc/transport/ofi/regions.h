@@ -1,6 +1,5 @@
-// The regions that this endpoint has opened for its peers: their registrations, and whether a device sees what
-// was written. Knows nothing of messages, and of what has been written: the sender's messages tell that. Called
-// by the Endpoint.
+// The regions that this endpoint has opened for its peers: their registrations, how many chunks have come, and whether a
+// device sees them. Knows nothing of messages: only the sender's tell what has been written. Called by the Endpoint.
 #pragma once
 
 #include <array>
@@ -19,6 +18,8 @@ struct Region {
   bool open = false;
   Peer from = 0;
   size_t bytes = 0;
+  bool counted = false;  // its sender's writes have immediate data, and come in order
+  uint32_t arrived = 0;  // chunks
   std::array<Registration*, kMaxRails> registrations{};  // by rail
   uint64_t address = 0;  // of the first byte, for those that have a key: Grant::address
   // In a device's memory only:
@@ -32,10 +33,14 @@ class Regions {
  public:
   Regions(RailSet& rails, PeerTable& peers);
 
-  // As Transport's open_region(), visible() and close_region().
+  // As Transport's open_region(), arrived(), visible() and close_region().
   bool open(Peer from, std::byte* memory, size_t bytes, uint32_t* number, wire::Grant* grant);
+  size_t arrived(uint32_t number) const;
   bool visible(uint32_t number);
   void close(uint32_t number);
+
+  // A write has come whose immediate data is a region's number. False: none of a member of the job.
+  bool on_chunk(uint64_t number);
 
   // For memory of a device. Later calls do nothing.
   Status prepare_flushes() { return flushes_.prepare(); }
