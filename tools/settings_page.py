@@ -27,7 +27,8 @@ Every key is optional: `"smddp": {"timeout_seconds": 60}`. A dotted key is one o
 it. Programs without a DeepSpeed config give the same keys to `deepspeed_smddp.configure()`. The
 engines of a process share its settings: a key of one section counts for all, and two sections may
 not hold different values, but for what says how one engine is built
-(`sharded_data_parallel_degree`, `tensor_parallel_*`, `activation_offload.*`). DeepSpeed's own
+(`sharded_data_parallel_degree`, `tensor_parallel_*`, `activation_offload.*`), and bucket sizes, of
+which the smallest applies. DeepSpeed's own
 `zero_optimization.allgather_bucket_size` (in elements), which ZeRO-3 otherwise ignores, also bounds
 AllGather; the smaller of the two bounds applies ([zero3.md](zero3.md)).
 """

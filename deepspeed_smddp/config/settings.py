@@ -29,6 +29,7 @@ DEFAULT = "default"
 DS_CONFIG = "ds_config"
 CONFIGURE = "configure()"
 ZERO_BUCKET = "zero_optimization.allgather_bucket_size"
+_BOUNDS = ("allgather_bucket_size", "reduce_scatter_bucket_size")
 _OF_ONE_ENGINE = {one.path for one in settings_of(SmddpConfig) if one.field.of_engine}
 
 
@@ -153,7 +154,7 @@ def merge_file(section: SmddpConfig, zero_allgather_elements: int = 0) -> Settin
 
     What says how an earlier engine was built (its degrees, its offloading) does not pass to this
     one. Sections of a job whose default group was destroyed no longer count. Of several
-    ``zero_optimization.allgather_bucket_size``, DeepSpeed's own bound, the smallest applies.
+    bucket sizes, also of ``zero_optimization.allgather_bucket_size``, the smallest applies.
 
     Raises:
         SmddpConfigError: a key has another value in an earlier section or in ``configure()``.
@@ -168,7 +169,10 @@ def merge_file(section: SmddpConfig, zero_allgather_elements: int = 0) -> Settin
             if key in _OF_ONE_ENGINE:
                 continue
             asked, name = added.given[key][0], f"{parsing.SECTION}.{key}"
-            if asked != value:
+            if key in _BOUNDS:
+                if value == "auto" or (asked != "auto" and asked < value):
+                    continue
+            elif asked != value:
                 by_call = source == CONFIGURE
                 earlier = f'"{key}" of {CONFIGURE}' if by_call else f'"{name}" of an earlier one'
                 raise SmddpConfigError(

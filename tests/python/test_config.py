@@ -263,6 +263,18 @@ def test_engines_that_contradict_one_another(core: list[dict[str, Any]]) -> None
     assert settings.current() == before and len(core) == 1
 
 
+def test_the_smallest_of_several_bucket_sizes_applies(core: list[dict[str, Any]]) -> None:
+    for asked, applies in (
+        ("auto", "auto"),
+        (1 << 23, 1 << 23),
+        (1 << 22, 1 << 22),
+        ("auto", 1 << 22),
+    ):
+        both = settings.merge_file(parse_section({"allgather_bucket_size": asked}))
+        assert both.section.allgather_bucket_size == applies
+    assert settings.merge_file(SmddpConfig()).section.allgather_bucket_size == 1 << 22
+
+
 def test_how_an_engine_is_built_is_its_own_affair(core: list[dict[str, Any]]) -> None:
     offload = {"activation_offload": {"enabled": True, "horizon": 3}}
     settings.merge_file(parse_section({"max_sms": 4, "sharded_data_parallel_degree": 2, **offload}))
