@@ -282,10 +282,12 @@ class Soak:
             self.world.replace(victim)
         what = f"seed {SEED}, epoch {this.number}, {fault} of rank {victim} in {ranks}"
         failed = any(isinstance(o, Failure) or o.error for o in outcomes.values())
-        # A report leaves its keys, and may be made of what no operation raises.
+        # A report leaves its keys. It may be made of a fault that no operation meets.
         left = set(self.world._store.list_keys()) - keys
         reports = {key for key in left if re.search(r"smddp-report/\d", key)}
         self.totals["keys"] += len(reports)
+        if reports and not failed and fault in HARMLESS:
+            self.wrong.append(f"{what}: a report without an error: {sorted(reports)}")
         # A rank without descriptors can't remove its own.
         removes = fault != "kill" and not fault.startswith("no descriptors")
         if left - reports and not failed and removes:
