@@ -63,6 +63,7 @@ TEST(Endings, ARankThatEndsWaitsForNoCallOfAnother) {
     Processes ranks("AB", [stops](RankContext& c) -> std::string {
       if (Status met = meet(c); !met) return met.message();
       if (c.rank == 1) {
+        if (stops) sleep(1);  // until it has answered: who was never reached is not called silent
         say(c.store, "computes");
         if (stops) raise(SIGSTOP);
         return await(c.store, "ended") ? "" : "rank 0 does not end";
