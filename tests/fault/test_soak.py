@@ -343,7 +343,10 @@ class Soak:
             return ranks, lambda _: [victim, other]
         if fault == "idle cut":
             idle = [f"idle {rank}" for rank in ranks]
-            world._store.wait(idle, timedelta(seconds=ENDED))
+            try:
+                world._store.wait(idle, timedelta(seconds=ENDED))
+            except dist.DistStoreError:
+                self.wrong.append(f"epoch {self.totals['epochs']}: not all of {ranks} became idle")
             for rank in elsewhere:
                 reset_connections(world.pid(victim), world.pid(rank))
             world._store.set("go on", "")
@@ -413,9 +416,10 @@ def test_soak(
                 shown = time.monotonic()
                 with capsys.disabled():
                     print(soak.line(shown - began), flush=True)
+    finally:
         with capsys.disabled():
             print(soak.line(time.monotonic() - began), flush=True)
             print(soak.growth())
-        assert not soak.wrong, "\n".join(soak.wrong)
-    finally:
+            print("\n".join(soak.wrong))
         soak.world.close()
+    assert not soak.wrong, "\n".join(soak.wrong)
