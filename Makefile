@@ -194,7 +194,7 @@ test-shuffled: build-tests  ## C++ tests of groups over a network that reorders;
 test-faults: build $(TEST_EXTENSIONS)/.stamp  ## what ranks are promised when another one dies, stops or loses its connection; takes minutes
 	SMDDP_TEST_ALL_FAULTS=1 $(PYTEST) -q tests/python/test_faults.py tests/fault/test_elastic.py $(PYTEST_ARGS)
 
-hugging-face-check: build $(VENV)/.stamp-hugging-face $(TEST_EXTENSIONS)/.stamp  ## Trainer, accelerate and TRL from their own command lines; takes minutes
+hugging-face-check: build $(VENV)/.stamp-hugging-face $(TEST_EXTENSIONS)/.stamp  ## Trainer, accelerate, TRL, peft, Lightning as their users start them; takes minutes
 	$(PYTEST) -q tests/hugging_face $(PYTEST_ARGS)
 
 $(VENV)/.stamp-hugging-face: requirements/hugging-face.txt requirements/dev.txt | $(VENV)/.stamp-requirements

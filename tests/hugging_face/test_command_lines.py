@@ -1,11 +1,12 @@
-"""Trainer, accelerate and TRL from their own command lines: over smddp as over Gloo.
+"""Programs of Hugging Face's libraries and of Lightning, started as their users start them.
 
 ``make hugging-face-check`` installs what these need beyond the tests' packages.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -21,8 +22,10 @@ from tests.hugging_face import (
     TRAINING,
     ZERO3,
     Place,
-    check_trainer,
+    by,
+    check,
     launch,
+    trainer_by,
     with_deepspeed,
 )
 
@@ -36,12 +39,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @pytest.fixture(scope="module")
 def alone(place: Place) -> list[float]:
-    """Rank 0's losses of ``scripts/loop.py``, computed in this process."""
+    """The ranks' losses of ``scripts/loop.py``, computed in this process."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(place.model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
-    losses = []
+    losses: list[list[float]] = [[], []]
     for step in range(STEPS):
         parts = []
         for rank in range(RANKS):
@@ -50,33 +53,68 @@ def alone(place: Place) -> list[float]:
         torch.stack(parts).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(parts[0].item())
-    return losses
+        for rank, part in enumerate(parts):
+            losses[rank].append(part.item())
+    return [*losses[0], *losses[1]]
 
 
 def loop(place: Place) -> list[str]:
     return [str(SCRIPTS / "loop.py"), str(place.model), str(RATE), str(STEPS)]
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "accelerate"])
-def test_trainer(place: Place, launcher: str) -> None:
-    check_trainer(place, launcher)
+def accelerator(place: Place, backend: str) -> list[str]:
+    config = place.config(backend, train_micro_batch_size_per_gpu=1)
+    return launch(*with_deepspeed(config), *loop(place))
 
 
-def test_accelerate_with_a_deepspeed_config(place: Place) -> None:
-    # Without GPUs accelerate itself counts one process; DeepSpeed counts and trains on all.
-    ours, theirs = (
-        place.run(
-            launch(
-                *with_deepspeed(place.config(backend, train_micro_batch_size_per_gpu=1)),
-                *loop(place),
-            )
-        )
-        for backend in ("smddp", "gloo")
-    )
-    assert len(ours.losses) == RANKS * STEPS
-    assert ours.losses == pytest.approx(theirs.losses, rel=1e-5)
-    assert ours.own >= ZERO3
+def sft(place: Place, backend: str) -> list[str]:
+    launcher = [f"--num_processes={RANKS}", f"--main_process_port={free_port()}"]
+    launcher += with_deepspeed(place.trainers_config(backend))
+    job = [f"--model_name_or_path={place.model}", f"--dataset_name={place.data}"]
+    job += ["--max_length=48", "--bf16=false", "--activation_checkpointing=false"]
+    return ["trl", "sft", *launcher, *job, *TRAINING, f"--output_dir={place.folder / 'sft'}"]
+
+
+def dpo(place: Place, backend: str) -> list[str]:
+    job = ["dpo.py", str(place.model), *TRAINING, "--bf16=false"]
+    return by("accelerate", place.trainers_config(backend), *job)
+
+
+def lora(place: Place, backend: str) -> list[str]:
+    return trainer_by("accelerate", place, backend, "lora", "--gradient_checkpointing")
+
+
+def vision(place: Place, backend: str) -> list[str]:
+    optimizer = {"type": "AdamW", "params": {"lr": RATE, "torch_adam": True}}
+    config = place.config(backend, train_micro_batch_size_per_gpu=1, optimizer=optimizer)
+    return by("deepspeed", f"--deepspeed_config={config}", "vision.py", str(STEPS))
+
+
+def lightning(place: Place, backend: str) -> list[str]:
+    config = place.config(backend, train_micro_batch_size_per_gpu=2)
+    job = [str(SCRIPTS / "lightning_module.py"), str(place.model), str(RATE), str(STEPS)]
+    return ["python", *job, config, backend]
+
+
+# Each with the library that it needs.
+PROGRAMS: dict[str, tuple[str, Callable[[Place, str], list[str]]]] = {
+    "trainer by torchrun": ("transformers", partial(trainer_by, "torchrun")),
+    "trainer by deepspeed": ("transformers", partial(trainer_by, "deepspeed")),
+    "trainer by accelerate": ("accelerate", partial(trainer_by, "accelerate")),
+    "accelerator": ("accelerate", accelerator),
+    "trl sft": ("trl", sft),
+    "trl dpo": ("trl", dpo),
+    "peft lora": ("peft", lora),
+    "qwen vl": ("transformers", vision),
+    "lightning": ("lightning", lightning),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_losses_equal_those_over_gloo(place: Place, name: str) -> None:
+    library, command = PROGRAMS[name]
+    pytest.importorskip(library, reason=f"{library} isn't installed: make hugging-face-check does")
+    check(place, command)
 
 
 @pytest.mark.parametrize(("arguments", "own"), [(FSDP2, ZERO3), (["--multi_gpu"], {"all_reduce"})])
@@ -86,21 +124,3 @@ def test_accelerates_smddp_branch(
     answer = place.run(launch(*arguments, *loop(place)), **SAGEMAKER)
     assert answer.losses == pytest.approx(alone, rel=1e-4)
     assert answer.own >= own
-
-
-def test_trl_sft(place: Place, tmp_path: Path) -> None:
-    pytest.importorskip("trl")
-
-    def command(backend: str) -> list[str]:
-        port = f"--main_process_port={free_port()}"
-        launcher = [f"--num_processes={RANKS}", port]
-        launcher += with_deepspeed(place.trainers_config(backend))
-        job = [f"--model_name_or_path={place.model}", f"--dataset_name={place.data}"]
-        job += ["--max_length=48", "--bf16=false", "--activation_checkpointing=false"]
-        return ["trl", "sft", *launcher, *job, *TRAINING, f"--output_dir={tmp_path}"]
-
-    ours, theirs = (place.run(command(backend)) for backend in ("smddp", "gloo"))
-    assert len(ours.losses) == STEPS
-    assert ours.losses == pytest.approx(theirs.losses, abs=2e-3)
-    assert ours.losses[-1] < 0.9 * ours.losses[0]
-    assert ours.own >= ZERO3

@@ -7,6 +7,8 @@ short form of ``make hugging-face-check``.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from tests import hugging_face, jobs
@@ -26,7 +28,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> hugging_face.Place:
 def test_the_config_alone_chooses_smddp_and_losses_equal_those_over_gloo(
     place: hugging_face.Place, launcher: str
 ) -> None:
-    hugging_face.check_trainer(place, launcher)
+    hugging_face.check(place, partial(hugging_face.trainer_by, launcher))
 
 
 def test_a_misspelt_backend_stops_training_arguments(place: hugging_face.Place) -> None:

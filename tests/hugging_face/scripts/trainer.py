@@ -1,10 +1,13 @@
-"""transformers' Trainer, all arguments from the command line: ``trainer.py MODEL ARGUMENTS``."""
+"""transformers' Trainer, all arguments from the command line: ``trainer.py MODEL ARGUMENTS``.
+
+With ``lora`` after the model, peft's adapters are trained and the model is frozen.
+"""
 
 import torch
 from transformers import AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
 
 parser = HfArgumentParser(TrainingArguments)
-arguments, (folder,) = parser.parse_args_into_dataclasses(return_remaining_strings=True)
+arguments, (folder, *lora) = parser.parse_args_into_dataclasses(return_remaining_strings=True)
 
 
 class Counting(torch.utils.data.Dataset):
@@ -16,8 +19,17 @@ class Counting(torch.utils.data.Dataset):
         return {"input_ids": tokens, "labels": tokens}
 
 
-Trainer(
-    model=AutoModelForCausalLM.from_pretrained(folder),
-    args=arguments,
-    train_dataset=Counting(),
-).train()
+class Telling(Trainer):
+    def compute_loss(self, *given, **named):
+        loss = super().compute_loss(*given, **named)
+        print({"rank": self.args.process_index, "loss": loss.item()}, flush=True)
+        return loss
+
+
+model = AutoModelForCausalLM.from_pretrained(folder)
+if lora:
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(1)
+    model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"))
+Telling(model=model, args=arguments, train_dataset=Counting()).train()
