@@ -95,7 +95,7 @@ void AllReduce::make_flows() {
   const Topology& topology = members_.topology();
   host_sum_ = staging_pool_.take(bytes_);
   host_sums_.assign(static_cast<size_t>(topology.nodes()), nullptr);
-  host_sums_[static_cast<size_t>(topology.node_of(members_.rank()))] = host_sum_.data();
+  host_sums_[static_cast<size_t>(topology.node_of(members_.rank()))] = host_sum_.get();
   auto run_from = [&](Rank rank) {
     ShardRun run;
     if (bytes_ > 0) run.add(rank, bytes_);
@@ -106,12 +106,12 @@ void AllReduce::make_flows() {
     ReceiveFlow* receive = flows_.add_receive(flow, run_from(flow.peer));
     if (receive == nullptr || bytes_ == 0) continue;
     staging_.push_back(staging_pool_.take(bytes_));
-    receive->memory = staging_.back().data();
+    receive->memory = staging_.back().get();
     host_sums_[static_cast<size_t>(topology.node_of(flow.peer))] = receive->memory;
   }
   for (const pattern::Flow& flow : flows.out) {
     SendFlow* send = flows_.add_send(flow, run_from(members_.rank()));
-    if (send != nullptr && bytes_ > 0) send->memory = host_sum_.data();
+    if (send != nullptr && bytes_ > 0) send->memory = host_sum_.get();
   }
   flows_.open(true);
 }
@@ -189,7 +189,7 @@ void AllReduce::sum_host() {
     for (size_t k = 0; k < sources_.size(); ++k) {
       sources_[k] = k == own_position ? own : theirs_[k < own_position ? k : k - 1] + at;
     }
-    reduce(leads_ ? host_sum_.data() + at : to, bytes, leads_ ? 1 : divisor());
+    reduce(leads_ ? host_sum_.get() + at : to, bytes, leads_ ? 1 : divisor());
   });
   done_ = !leads_;
 }

@@ -24,7 +24,7 @@ void BlockSums::add(Rank block) {
 
 void BlockSums::receive(ReceiveFlow& flow) {
   staging_.push_back(pool_.take(flow.run.bytes()));
-  flow.memory = staging_.back().data();
+  flow.memory = staging_.back().get();
   for (size_t i = 0; i < flow.run.shards(); ++i) {
     of(flow.run.shard(i))
         .partials.push_back({&flow, flow.run.start(i), topology_.node_of(flow.source)});
@@ -49,9 +49,9 @@ void BlockSums::prepare_host_sums() {
 void BlockSums::send(SendFlow& flow) {
   if (sent_from_input(flow)) return;
   staging_.push_back(pool_.take(flow.run.bytes()));
-  flow.memory = staging_.back().data();
+  flow.memory = staging_.back().get();
   for (size_t i = 0; i < flow.run.shards(); ++i) {
-    of(flow.run.shard(i)).out = staging_.back().data() + flow.run.start(i);
+    of(flow.run.shard(i)).out = staging_.back().get() + flow.run.start(i);
   }
 }
 
@@ -87,7 +87,7 @@ std::byte* BlockSums::accumulator() {
 
 void BlockSums::put_host_sum(BlockSum& sum, size_t at, std::byte* accumulator, size_t count) {
   if (sum.partials.empty()) return deliver(sum, at, accumulator, count);
-  std::memcpy(sum.host_sum.data() + to_sum(at), accumulator, count * size_of(sum_type_));
+  std::memcpy(sum.host_sum.get() + to_sum(at), accumulator, count * size_of(sum_type_));
 }
 
 size_t BlockSums::result_run(const BlockSum& sum, size_t at, std::byte** to) const {
@@ -140,7 +140,7 @@ bool BlockSums::combine(BlockSum& sum) {
       n = std::min(n, operation_.input.contiguous(sum.block, begin_ + sum.combined, &at));
       own.address = at;
     } else {
-      own.address = sum.host_sum.data() + to_sum(sum.combined);
+      own.address = sum.host_sum.get() + to_sum(sum.combined);
     }
     size_t count = n / element_;
     std::byte* total = accumulate(sum.partials.size() + 1, count, [&](size_t k) -> Source {
@@ -161,7 +161,7 @@ size_t BlockSums::combine_in_one_pass(const BlockSum& sum, size_t limit) {
   if (alone_) {
     n = std::min(n, operation_.input.contiguous(sum.block, begin_ + sum.combined, &own));
   } else {
-    own = sum.host_sum.data() + sum.combined;
+    own = sum.host_sum.get() + sum.combined;
   }
   sources_.clear();
   for (size_t k = 0; k <= sum.partials.size(); ++k) {

@@ -21,22 +21,36 @@ struct Taken {
   uint64_t single_copy = 0;  // fetched out of the owner's own memory
 };
 
-class Operation : public Task {
- public:
+// What a collective is, beside its memory: equal on all ranks.
+struct OperationTerms {
   Collective collective = Collective::kBarrier;
   Dtype dtype = Dtype::kBytes;  // kBytes for an AllGather or a barrier
   ReduceOp reduce_op = ReduceOp::kNone;
   int divisor = 0;          // of an average; 0: the number of ranks
   size_t element_size = 1;  // bytes; differs from size_of(dtype) only for kBytes
   uint32_t tensors = 1;
-  uint64_t digest = 0;  // over the tensors' sizes
-  uint8_t options = 0;  // of its signature, beside those that follow from the plan
+  uint64_t digest = 0;      // over the tensors' sizes; if it differs, all raise
+  uint8_t options = 0;      // of its signature, beside those that follow from the plan
+  uint64_t timeout_ns = 0;  // 0: the group's
+};
+
+class Operation : public Task, public OperationTerms {
+ public:
   // AllGather: `input` is one block, `output` one per rank. ReduceScatter: the other way round.
   // AllReduce: equal parts, one per rank, of the input and of the output. Broadcast: as AllGather, with
   // no input, as the root's bytes are in its output; Reduce: as ReduceScatter. All-to-all, gather and
   // scatter: one block per rank of both, this rank's own of the same size in both. The memory must live, and
   // the input must not change, until the operation is closed.
   Blocks input, output;
+  // The memory of an AllGather of `bytes` bytes of each of `ranks` ranks, this one's from `mine`, to `all`.
+  void gather(void* mine, size_t bytes, std::byte* all, int ranks) {
+    input.add(mine, bytes);
+    input.end_block();
+    for (int r = 0; r < ranks; ++r) {
+      output.add(all + static_cast<size_t>(r) * bytes, bytes);
+      output.end_block();
+    }
+  }
   Rank root = 0;  // of a gather or a scatter
   // Whether `from` sends a block to `to`, if each pair of ranks has its own.
   bool sends(Rank from, Rank to) const {
@@ -46,7 +60,6 @@ class Operation : public Task {
   // The blocks are memory of a device that is lent to the network: each block of an AllGather lies end to
   // end, this rank's own block is in place, and the group has one rank per host. No processor touches them.
   bool on_device = false;
-  uint64_t timeout_ns = 0;  // 0: the group's
   uint64_t called_ns = now_ns();
   // Since when a caller waits for it; 0: none has waited.
   std::atomic<uint64_t> waited_from_ns{0};

@@ -4,7 +4,7 @@
 // (BlockSums). The contributions of a host are added in rank order. Both orders are fixed, so results do
 // not depend on timing.
 //
-// All ranks of a host cut all blocks into the same sequence of pieces (PieceSequence). Each rank pushes
+// All ranks of a host cut all blocks into the same sequence of pieces. Each rank pushes
 // those that other ranks sum. It sums its own pieces one by one, once the head of every local peer's
 // outbox is the wanted piece. The first piece of the sequence that is not summed yet is always at the head
 // of every outbox or about to be, so there is no deadlock, however few slots an outbox has. Sums go to
@@ -42,68 +42,6 @@ struct BlockPiece {
   size_t bytes = 0;   // 0: the end of the sequence
 };
 
-// How blocks are cut into pieces inside a host, and their order, the same on all ranks of the host. The sequence runs
-// over all blocks at one offset, then on to the next offset. Blocks of other hosts come before those of this
-// host, because they have further to go.
-class PieceSequence {
- public:
-  PieceSequence(const Topology& topology, Rank rank, const Blocks& blocks, size_t begin,
-                size_t limit)
-      : topology_(topology),
-        rank_(rank),
-        host_(topology.node_of(rank)),
-        blocks_(blocks),
-        begin_(begin),
-        limit_(limit) {}
-
-  // Sets the length of the pieces. Called once, before the functions below.
-  void start(size_t piece_bytes);
-
-  // Whether this rank sums its host's contributions to `block`.
-  bool sums_here(Rank block) const;
-  // The first piece among those that this rank sums (`here`) or that its local peers sum, and the next one
-  // after `piece`.
-  BlockPiece first(bool here) const { return next({.position = -1}, here); }
-  BlockPiece next(BlockPiece piece, bool here) const;
-
- private:
-  const Topology& topology_;
-  const Rank rank_;
-  const int host_;
-  const Blocks& blocks_;
-  const size_t begin_;
-  const size_t limit_;
-  size_t piece_bytes_ = 0;
-  SmallVector<Rank, 16> order_;  // of the blocks, the same on all ranks of the host
-};
-
-void PieceSequence::start(size_t piece_bytes) {
-  piece_bytes_ = piece_bytes;
-  for (int i = 1; i <= topology_.nodes(); ++i) {
-    for (Rank block : topology_.node((host_ + i) % topology_.nodes())) order_.push_back(block);
-  }
-}
-
-bool PieceSequence::sums_here(Rank block) const {
-  return pattern::reducer(topology_, host_, block) == rank_;
-}
-
-BlockPiece PieceSequence::next(BlockPiece piece, bool here) const {
-  size_t largest = std::min(limit_, blocks_.largest() > begin_ ? blocks_.largest() - begin_ : 0);
-  for (;;) {
-    if (++piece.position == topology_.ranks()) {
-      piece.position = 0;
-      piece.offset += piece_bytes_;
-    }
-    if (piece.offset >= largest) return {};
-    piece.block = order_[static_cast<size_t>(piece.position)];
-    size_t size = blocks_.bytes(piece.block, begin_, limit_);
-    if (piece.offset >= size || sums_here(piece.block) != here) continue;
-    piece.bytes = std::min(piece_bytes_, size - piece.offset);
-    return piece;
-  }
-}
-
 class ReduceScatter final : public Fragment {
  public:
   ReduceScatter(const FragmentContext& context, std::shared_ptr<Operation> operation, uint64_t seq,
@@ -111,9 +49,7 @@ class ReduceScatter final : public Fragment {
       : Fragment(context, std::move(operation), seq, begin, bytes, intranode::Lane::kSums),
         part_(std::move(part)),
         sums_(context.members.topology(), context.members.rank(), context.staging, *operation_,
-              begin, bytes),
-        pieces_(context.members.topology(), context.members.rank(), operation_->input, begin,
-                bytes) {}
+              begin, bytes) {}
 
   void start() override;
   // False while only flows are incomplete that have started: a missing partial sum may be the fault of the
@@ -135,7 +71,16 @@ class ReduceScatter final : public Fragment {
   }
 
   // --- pieces inside the host.
+  //
+  // All ranks of the host cut the blocks alike. The sequence of pieces runs over all blocks at one offset, then on to
+  // the next offset. Blocks of other hosts come before those of this host, because they have further to go.
 
+  // Whether this rank sums its host's contributions to `block`.
+  bool sums_here(Rank block) const;
+  // The first piece among those that this rank sums (`here`) or that its local peers sum, and the next one
+  // after `piece`.
+  BlockPiece first_piece(bool here) const { return next_piece({.position = -1}, here); }
+  BlockPiece next_piece(BlockPiece piece, bool here) const;
   bool push_one();
   // The memory behind a piece if the local peers are to read it there, else nothing.
   std::vector<Extent> exposed(const BlockPiece& piece) const;
@@ -155,10 +100,11 @@ class ReduceScatter final : public Fragment {
 
   const std::shared_ptr<PartSums> part_;  // of an AllReduce
   BlockSums sums_;
-  PieceSequence pieces_;
-  bool alone_ = false;    // on its host
-  int own_position_ = 0;  // among the ranks of the host
-  bool direct_ = false;   // peers read memory that is not shared, too
+  size_t piece_bytes_ = 0;
+  SmallVector<Rank, 16> order_;  // of the blocks, the same on all ranks of the host
+  bool alone_ = false;           // on its host
+  int own_position_ = 0;         // among the ranks of the host
+  bool direct_ = false;          // peers read memory that is not shared, too
   bool pushed_ = false;
   BlockPiece next_to_push_, wanted_;
   BlockSums::Sources sources_;
@@ -169,13 +115,18 @@ void ReduceScatter::start() {
   own_position_ = members_.topology().local_index(members_.rank());
   direct_ = read_directly(limit_, shape_) && operation_->tensors <= intranode::kSlotExtents;
   expect_pieces();
-  pieces_.start(direct_ ? kDirectPiece : intranode::kSlotBytes);
+  piece_bytes_ = direct_ ? kDirectPiece : intranode::kSlotBytes;
+  const Topology& topology = members_.topology();
+  for (int i = 1; i <= topology.nodes(); ++i) {
+    int node = (topology.node_of(members_.rank()) + i) % topology.nodes();
+    for (Rank block : topology.node(node)) order_.push_back(block);
+  }
   sums_.start(streams());
   make_flows();
   pushed_ = alone_;
   if (!alone_) {
-    next_to_push_ = pieces_.first(false);
-    wanted_ = pieces_.first(true);
+    next_to_push_ = first_piece(false);
+    wanted_ = first_piece(true);
   }
   flows_.open(operation_->plan().pattern == Pattern::kDirect);
 }
@@ -249,6 +200,29 @@ ShardRun ReduceScatter::run_of(const pattern::Flow& flow) const {
 
 // --- pieces inside the host.
 
+bool ReduceScatter::sums_here(Rank block) const {
+  const Topology& topology = members_.topology();
+  Rank me = members_.rank();
+  return pattern::reducer(topology, topology.node_of(me), block) == me;
+}
+
+BlockPiece ReduceScatter::next_piece(BlockPiece piece, bool here) const {
+  const Blocks& blocks = operation_->input;
+  size_t largest = std::min(limit_, blocks.largest() > begin_ ? blocks.largest() - begin_ : 0);
+  for (;;) {
+    if (++piece.position == members_.ranks()) {
+      piece.position = 0;
+      piece.offset += piece_bytes_;
+    }
+    if (piece.offset >= largest) return {};
+    piece.block = order_[static_cast<size_t>(piece.position)];
+    size_t size = part(blocks, piece.block);
+    if (piece.offset >= size || sums_here(piece.block) != here) continue;
+    piece.bytes = std::min(piece_bytes_, size - piece.offset);
+    return piece;
+  }
+}
+
 bool ReduceScatter::push_one() {
   std::byte* slot = next_slot();
   if (slot == nullptr) return false;
@@ -261,7 +235,7 @@ bool ReduceScatter::push_one() {
     put(slot, piece, exposed(next), [&](bool streaming) {
       operation_->input.read(next.block, begin_ + next.offset, slot, next.bytes, streaming);
     });
-    next_to_push_ = pieces_.next(next, false);
+    next_to_push_ = next_piece(next, false);
   }
   piece.last = next_to_push_.bytes == 0 ? 1 : 0;
   pushed_ = piece.last == 1;
@@ -280,7 +254,7 @@ bool ReduceScatter::align_heads() {
     const Piece* head = inbox_head(i);
     while (head != nullptr &&
            (head->bytes == 0 || head->shard >= static_cast<uint32_t>(members_.ranks()) ||
-            !pieces_.sums_here(static_cast<Rank>(head->shard)))) {
+            !sums_here(static_cast<Rank>(head->shard)))) {
       take(i, *head);
       dropped = true;
       head = inbox_head(i);
@@ -301,7 +275,7 @@ bool ReduceScatter::sum_one() {
   if (!align_heads() || !sum_wanted()) return false;
   for (int i = 0; i < local_.count(); ++i) take(i, *head(i));
   sums_.of(wanted_.block).summed += wanted_.bytes;
-  wanted_ = pieces_.next(wanted_, true);
+  wanted_ = next_piece(wanted_, true);
   return true;
 }
 

@@ -181,20 +181,16 @@ size_t whole_elements(size_t limit, const Query& query) {
 // A Broadcast or a Reduce has one block: no bucket bounds it, and no steps of other blocks follow. The
 // logarithmic pattern is a binomial tree then: a host sends to at most ceil(log2 n) others, and each passes on
 // what has come so far. A sum keeps the order of the hosts, which only the owner can.
-Plan plan_of_one_block(const Query& query, const Shape& shape) {
-  bool sums = query.collective == Collective::kReduce;
-  size_t limit = std::max(query.block_bytes, query.element_size);
-  size_t fragment_bytes = whole_elements(sums ? bound_by_staging(limit, shape) : limit, query);
-  bool tree = !sums && shape.nodes > 2 && shape.equal_nodes;
-  return {tree ? Pattern::kLog : Pattern::kDirect, fragment_bytes,
-          choose_chunk(fragment_bytes, shape.network), false};
-}
-
+//
 // An all-to-all, a gather or a scatter goes from rank to rank, in one fragment: a rank does not know the size
 // of the others' blocks.
-Plan plan_of_pairs(const Query& query, const Shape& shape) {
+Plan plan_of_one_block(const Query& query, const Shape& shape) {
   size_t bytes = std::max(query.block_bytes, query.element_size);
-  return {Pattern::kDirect, bytes, choose_chunk(bytes, shape.network), false};
+  if (query.collective == Collective::kReduce) bytes = bound_by_staging(bytes, shape);
+  if (!pairwise(query.collective)) bytes = whole_elements(bytes, query);
+  bool tree = query.collective == Collective::kBroadcast && shape.nodes > 2 && shape.equal_nodes;
+  return {tree ? Pattern::kLog : Pattern::kDirect, bytes, choose_chunk(bytes, shape.network),
+          false};
 }
 
 // What a rank's share of the NICs carries in so many latencies and two overheads, and `more` bytes.
@@ -218,8 +214,8 @@ Result<Algorithm> parse_algorithm(const std::string& text) {
 }
 
 Plan select(const Query& query, const Shape& shape, const Tuning& tuning) {
-  if (pairwise(query.collective)) return plan_of_pairs(query, shape);
-  if (query.collective == Collective::kBroadcast || query.collective == Collective::kReduce)
+  if (pairwise(query.collective) || query.collective == Collective::kBroadcast ||
+      query.collective == Collective::kReduce)
     return plan_of_one_block(query, shape);
   size_t limit = std::max(query.block_bytes, query.element_size);
   bool sums = smddp::sums(query.collective);

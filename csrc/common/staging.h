@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdlib>
+#include <memory>
 #include <new>
 #include <utility>
 #include <vector>
@@ -16,30 +17,14 @@ namespace smddp {
 
 class StagingPool;
 
-// Page-aligned memory that returns to its pool when it is destroyed. The pool must outlive it.
-class Staging {
- public:
-  Staging() = default;
-  Staging(StagingPool* pool, std::byte* data, size_t size)
-      : pool_(pool), data_(data), size_(size) {}
-  Staging(Staging&& other) noexcept
-      : pool_(std::exchange(other.pool_, nullptr)),
-        data_(std::exchange(other.data_, nullptr)),
-        size_(std::exchange(other.size_, 0)) {}
-  Staging& operator=(Staging&& other) noexcept {
-    std::swap(pool_, other.pool_);
-    std::swap(data_, other.data_);
-    std::swap(size_, other.size_);
-    return *this;
-  }
-  inline ~Staging();
-  std::byte* data() const { return data_; }
-
- private:
-  StagingPool* pool_ = nullptr;
-  std::byte* data_ = nullptr;
-  size_t size_ = 0;
+struct ReturnToPool {
+  StagingPool* pool = nullptr;
+  size_t size = 0;
+  inline void operator()(std::byte* data) const noexcept;
 };
+
+// Page-aligned memory that returns to its pool when it is destroyed. The pool must outlive it.
+using Staging = std::unique_ptr<std::byte[], ReturnToPool>;
 
 class StagingPool {
  public:
@@ -58,15 +43,15 @@ class StagingPool {
       run = idle_.back();
       idle_.pop_back();
       idle_bytes_ -= size;
-      return {this, data, size};
+      return Staging(data, {this, size});
     }
     void* data = std::aligned_alloc(kPage, size);
     if (data == nullptr) throw std::bad_alloc();
-    return {this, static_cast<std::byte*>(data), size};
+    return Staging(static_cast<std::byte*>(data), {this, size});
   }
 
  private:
-  friend class Staging;
+  friend struct ReturnToPool;
   static constexpr size_t kIdleBytes = 64 << 20;
 
   void give_back(std::byte* data, size_t size) noexcept {
@@ -83,8 +68,8 @@ class StagingPool {
   size_t idle_bytes_ = 0;
 };
 
-inline Staging::~Staging() {
-  if (pool_ != nullptr) pool_->give_back(data_, size_);
+inline void ReturnToPool::operator()(std::byte* data) const noexcept {
+  pool->give_back(data, size);
 }
 
 }  // namespace smddp

@@ -70,8 +70,7 @@ class CudaDevice final : public Device {
   // Of the highest priority: the blocks of a sum begin as blocks of the model's kernels end, and not after all of
   // a kernel's blocks.
   Result<Stream> create_stream() override {
-    Inside inside(*this);
-    Relaxed relaxed(*this);
+    Aside aside(*this);
     CUstream stream = nullptr;
     Status s = check(api_.cuStreamCreateWithPriority(&stream, kStreamNonBlocking, priority_),
                      "cuStreamCreateWithPriority");
@@ -79,8 +78,7 @@ class CudaDevice final : public Device {
   }
   void destroy_stream(Stream stream) override {
     if (stream == nullptr) return;
-    Inside inside(*this);
-    Relaxed relaxed(*this);
+    Aside aside(*this);
     api_.cuStreamDestroy(stream_of(stream));
   }
   Result<Event> create_event() override {
@@ -104,16 +102,14 @@ class CudaDevice final : public Device {
                  "cuStreamWaitEvent");
   }
   Result<bool> done(Event event) override {
-    Inside inside(*this);
-    Relaxed relaxed(*this);  // another thread may be recording a graph
+    Aside aside(*this);  // another thread may be recording a graph
     CUresult result = api_.cuEventQuery(event_of(event));
     if (result == kNotReady) return false;
     Status s = check(result, "work on the GPU");
     return s ? Result<bool>(true) : Result<bool>(s);
   }
   Status synchronize(Stream stream) override {
-    Inside inside(*this);
-    Relaxed relaxed(*this);
+    Aside aside(*this);
     return check(api_.cuStreamSynchronize(stream_of(stream)), "cuStreamSynchronize");
   }
   Result<bool> capturing(Stream stream) override {
@@ -192,43 +188,36 @@ class CudaDevice final : public Device {
 
   int cuda_ordinal() const override { return ordinal_; }
   Result<void*> allocate(size_t bytes) override {
-    Inside inside(*this);
-    Relaxed relaxed(*this);
+    Aside aside(*this);
     CUdeviceptr memory = 0;
     Status s = check(api_.cuMemAlloc(&memory, bytes), "cuMemAlloc");
     return s ? Result<void*>(reinterpret_cast<void*>(memory)) : Result<void*>(s);
   }
   void free(void* address) override {
     if (address == nullptr) return;
-    Inside inside(*this);
-    Relaxed relaxed(*this);
+    Aside aside(*this);
     api_.cuMemFree(pointer(address));
   }
 
   Result<std::vector<Allocation>> export_memory(const void* address, size_t bytes) override {
-    Inside inside(*this);
-    Relaxed relaxed(*this);
+    Aside aside(*this);
     return sharing_->export_memory(address, bytes);
   }
   size_t recall(const void* address, size_t bytes) override {
-    Inside inside(*this);
-    Relaxed relaxed(*this);
+    Aside aside(*this);
     return sharing_->recall(address, bytes);
   }
   Result<void*> import_memory(const Allocation& allocation, int pid) override {
-    Inside inside(*this);
-    Relaxed relaxed(*this);
+    Aside aside(*this);
     return sharing_->import_memory(allocation, pid);
   }
   void release_memory(const Allocation& allocation, void* address) override {
-    Inside inside(*this);
-    Relaxed relaxed(*this);
+    Aside aside(*this);
     sharing_->release_memory(allocation, address);
   }
 
   Result<void*> map_host(void* address, size_t bytes) override {
-    Inside inside(*this);
-    Relaxed relaxed(*this);
+    Aside aside(*this);
     Status s = check(api_.cuMemHostRegister(address, bytes, kRegisterPortable | kRegisterMapped),
                      "cuMemHostRegister");
     if (!s) return s;
@@ -237,8 +226,7 @@ class CudaDevice final : public Device {
     return s ? Result<void*>(reinterpret_cast<void*>(here)) : Result<void*>(s);
   }
   void unmap_host(void* address) override {
-    Inside inside(*this);
-    Relaxed relaxed(*this);
+    Aside aside(*this);
     api_.cuMemHostUnregister(address);
   }
 
@@ -263,8 +251,7 @@ class CudaDevice final : public Device {
     }
     ~FlagsOnGpu() override {
       gdr_.unmap(mapping_);
-      Inside inside(device_);
-      Relaxed relaxed(device_);
+      Aside aside(device_);
       device_.api_.cuMemFree(memory_);
     }
     uint32_t* on_device(size_t i) const override {
@@ -279,8 +266,7 @@ class CudaDevice final : public Device {
     const Gdr::Mapping mapping_;
   };
   Result<std::unique_ptr<HostFlags>> flags_on_gpu(const Gdr& gdr) {
-    Inside inside(*this);
-    Relaxed relaxed(*this);
+    Aside aside(*this);
     CUdeviceptr memory = 0;
     Status s = check(api_.cuMemAlloc(&memory, 2 * Gdr::kPage), "cuMemAlloc");
     if (!s) return s;
@@ -331,6 +317,11 @@ class CudaDevice final : public Device {
     const CudaDevice& device_;
     int mode_ = kCaptureRelaxed;
   };
+  struct Aside {
+    explicit Aside(const CudaDevice& device) : inside(device), relaxed(device) {}
+    Inside inside;
+    Relaxed relaxed;
+  };
 
   Status check(CUresult result, const char* what) const { return api_.check(result, what); }
   Status attribute(int which, int* value) {
@@ -346,8 +337,7 @@ class CudaDevice final : public Device {
                     "this build has no kernels: build on a machine that has nvcc, or set "
                     "SMDDP_DEVICE=off");
     }
-    Inside inside(*this);
-    Relaxed relaxed(*this);
+    Aside aside(*this);
     Status s;
     if (module_ == nullptr) {
       s = check(api_.cuModuleLoadData(&module_, cuda_kernels()), "cuModuleLoadData");

@@ -63,11 +63,6 @@ void DescriptorServer::withdraw(uint64_t id) {
   offered_.erase(id);
 }
 
-bool DescriptorServer::offers(uint64_t id) const {
-  std::lock_guard lock(mutex_);
-  return offered_.contains(id);
-}
-
 void DescriptorServer::serve() {
   pollfd watched[] = {{listener_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
   while (true) {

@@ -27,7 +27,6 @@ class DescriptorServer {
   // Takes the descriptor, until withdraw() closes it.
   void offer(uint64_t id, FileDescriptor descriptor);
   void withdraw(uint64_t id);
-  bool offers(uint64_t id) const;
 
   // Descriptor `id` of the process whose server has this name. Waits for it for up to five seconds.
   // kUnavailable if the server cannot be reached: it may be in another network namespace.
@@ -40,7 +39,7 @@ class DescriptorServer {
 
   Name name_{};
   FileDescriptor listener_, wake_;
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   std::map<uint64_t, FileDescriptor> offered_;
   std::thread thread_;
 };

@@ -101,7 +101,9 @@ bool HostDevice::owns(const void* address, size_t bytes) const {
 
 Result<Stream> HostDevice::create_stream() {
   std::lock_guard context(context_);
-  return static_cast<Stream>(queues_.create_stream().release());
+  std::unique_ptr<HardwareQueue>& queue = queues_[streams_++ % kQueues];
+  if (!queue) queue = std::make_unique<HardwareQueue>();
+  return static_cast<Stream>(new HostStream(*queue));
 }
 void HostDevice::destroy_stream(Stream stream) { delete static_cast<HostStream*>(stream); }
 Result<Event> HostDevice::create_event() {

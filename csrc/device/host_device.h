@@ -6,6 +6,7 @@
 // knows no CUDA, group or operation. The torch module and the tests make it.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -55,6 +56,7 @@ class HostDevice final : public Device {
   std::string name() const override { return "host threads"; }
   int multiprocessors() const override { return 4; }
   std::array<uint8_t, 16> identity() const override { return {}; }
+  static constexpr size_t kQueues = 8;  // of the hardware, which streams share
   Result<Stream> create_stream() override;
   void destroy_stream(Stream stream) override;
   Result<Event> create_event() override;
@@ -84,7 +86,8 @@ class HostDevice final : public Device {
 
   // Held through every call but synchronize(), also while a call waits for room in a stream.
   std::mutex context_;
-  HostQueues queues_;
+  std::array<std::unique_ptr<HardwareQueue>, kQueues> queues_;  // made for their first streams
+  size_t streams_ = 0;                                          // that were created
   mutable std::mutex mutex_;
   std::map<uintptr_t, Allocation> allocations_;  // by base
   uint64_t next_id_ = 1;

@@ -125,10 +125,4 @@ Result<std::vector<HostCommand>> HostStream::end_recording() {
   return std::move(recording->commands);
 }
 
-std::unique_ptr<HostStream> HostQueues::create_stream() {
-  auto& queue = queues_[created_++ % kQueues];
-  if (!queue) queue = std::make_unique<HardwareQueue>();
-  return std::make_unique<HostStream>(*queue);
-}
-
 }  // namespace smddp::device

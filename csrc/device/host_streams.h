@@ -7,7 +7,6 @@
 // HostDevice calls it, with its context locked but for drain() and remove().
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <deque>
 #include <functional>
@@ -89,17 +88,6 @@ class HostStream {
   std::atomic<bool> removed_{false};
   std::shared_ptr<HostRecording> recording_;
   HostClock clock_;
-};
-
-// The hardware queues of one device.
-class HostQueues {
- public:
-  static constexpr size_t kQueues = 8;
-  std::unique_ptr<HostStream> create_stream();
-
- private:
-  size_t created_ = 0;
-  std::array<std::unique_ptr<HardwareQueue>, kQueues> queues_;
 };
 
 }  // namespace smddp::device

@@ -13,10 +13,6 @@ namespace {
 
 constexpr const char* kRecalls = "recalls";
 
-bool same(const RecalledMemory& a, const RecalledMemory& b) {
-  return a.base == b.base && a.id == b.id;
-}
-
 }  // namespace
 
 Result<std::unique_ptr<RecallServer>> RecallServer::open() {
@@ -60,7 +56,7 @@ bool RecallServer::all_answered(FileDescriptor& client, const RecalledMemory& la
   while (true) {
     RecalledMemory answered{};
     ssize_t got = recv(client.get(), &answered, sizeof answered, 0);
-    if (got == sizeof answered && same(answered, last)) return true;
+    if (got == sizeof answered && answered == last) return true;
     if (got == sizeof answered || (got < 0 && errno == EINTR)) continue;
     if (got >= 0 || errno != EAGAIN)
       return true;  // the process has ended, and its mappings with it

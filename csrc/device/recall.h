@@ -29,6 +29,7 @@ using RecallName = SocketName;
 
 struct RecalledMemory {
   uint64_t base, id;  // as in Allocation
+  bool operator==(const RecalledMemory&) const = default;
 };
 
 inline constexpr auto kRecallLimit = std::chrono::seconds(2);

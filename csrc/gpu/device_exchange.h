@@ -9,8 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "collectives/blocks.h"
-#include "collectives/selector.h"
+#include "collectives/operation.h"
 #include "common/exceptions.h"
 #include "common/status.h"
 #include "common/types.h"
@@ -21,21 +20,12 @@ namespace smddp {
 // AllGather: `out` is one block, `in` has one block per rank, and this rank's own block of `in` is not written.
 // ReduceScatter: the other way round. AllReduce: both have one block per rank, of sizes that differ by a few elements
 // at most. Sizes are equal on all ranks.
-struct DeviceExchange {
-  Collective collective = Collective::kAllGather;
-  Dtype dtype = Dtype::kBytes;
-  ReduceOp reduce_op = ReduceOp::kNone;
-  int divisor = 0;  // see Operation
-  size_t element_size = 1;
-  uint32_t tensors = 1;
-  uint64_t digest = 0;  // must be equal on all ranks; else all raise
-  // Of the signature. An exchange that is a part of a collective says so here.
-  uint8_t options = 0;
+// An exchange that is a part of a collective says so in its options.
+struct DeviceExchange : OperationTerms {
   // A ReduceScatter whose sums the device does, by a kernel of at most `thread_blocks`. `in` has the extents'
   // sizes of this rank's block of `out`.
   bool sums_on_device = false;
   int thread_blocks = 1;
-  uint64_t timeout_ns = 0;
   Tuning tuning;
   Blocks out, in;
   // Where the parts of a block end that are filled and announced one by one, but for the last part, which ends

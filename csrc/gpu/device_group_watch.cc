@@ -12,12 +12,6 @@ constexpr auto kLook = std::chrono::milliseconds(2);
 constexpr uint64_t kLostGraceNs = 5'000'000'000;
 constexpr uint64_t kPipelineGraceNs = 3'000'000'000;
 
-Status timed_out(const std::string& what, uint64_t limit_ns, const std::string& rank,
-                 const char* waits) {
-  return {Code::kTimeout,
-          what + " timed out after " + seconds_text(limit_ns) + " on " + rank + ": " + waits};
-}
-
 }  // namespace
 
 // No thread blocks on the device: this one polls it while operations are under way.
@@ -104,7 +98,8 @@ Status DeviceGroup::failure() {
                           ? "its GPU has not copied the data out"
                       : oldest.submitted_ ? "all ranks have submitted it, and one GPU is not done"
                                           : "its GPU does not take more work";
-  return timed_out(what, limit, links_->peers.name(links_->peers.own()), waits);
+  return {Code::kTimeout, what + " timed out after " + seconds_text(limit) + " on " +
+                              links_->peers.name(links_->peers.own()) + ": " + waits};
 }
 
 }  // namespace smddp

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <cstring>
-#include <numeric>
 #include <utility>
 
 #include "common/env.h"
@@ -39,12 +38,7 @@ Result<std::vector<std::byte>> gather(Engine& engine, Group& group, const void* 
   std::vector<std::byte> all(bytes * static_cast<size_t>(group.ranks()));
   op->collective = Collective::kAllGather;
   op->digest = bytes;
-  op->input.add(const_cast<void*>(mine), bytes);
-  op->input.end_block();
-  for (int r = 0; r < group.ranks(); ++r) {
-    op->output.add(all.data() + static_cast<size_t>(r) * bytes, bytes);
-    op->output.end_block();
-  }
+  op->gather(const_cast<void*>(mine), bytes, all.data(), group.ranks());
   group.submit(op, {}, false);
   if (Status gathered = engine.await(*op); !gathered) return gathered;
   return all;
@@ -87,21 +81,6 @@ std::vector<Rank> rail_of(const Topology& topology, int index) {
   for (int n = 0; n < topology.nodes(); ++n)
     rail.push_back(topology.node(n)[static_cast<size_t>(index)]);
   return rail;
-}
-
-// A pipeline of CPU collectives among `ranks` of `cpu_group`. `alone`: this rank has no peer on its host.
-Result<std::unique_ptr<PinnedPipeline>> open_pipeline(Process& process, Group& cpu_group,
-                                                      Store& store, const std::string& label,
-                                                      const std::vector<Rank>& ranks,
-                                                      device::Device& device, uint64_t limit_ns,
-                                                      bool alone, bool by_nic,
-                                                      ExchangeOutcome::Told failed) {
-  auto group = cpu_group.subgroup(store, label, ranks);
-  if (!group) return group.status();
-  auto made = PinnedPipeline::create(process, std::move(group.value()), device, limit_ns,
-                                     alone ? 0 : kGraceNs, by_nic);
-  if (made) made.value()->set_told(std::move(failed));
-  return made;
 }
 
 // Maps the flags of the host's other ranks.
@@ -175,25 +154,31 @@ Status DeviceLinks::open_hosts(Group& cpu_group, Store& store, uint64_t limit_ns
   if (!pattern::equal_nodes(topology)) {
     return open_for_all(cpu_group, store, limit_ns).into(pipelines.all);
   }
-  return open_pipeline(process_, cpu_group, store, "device/rail" + std::to_string(peers.own()),
-                       rail_of(topology, peers.own()), device_, limit_ns, peers.count() == 1,
-                       by_nic, tells_peers())
+  return open_pipeline(cpu_group, store, "device/rail" + std::to_string(peers.own()),
+                       rail_of(topology, peers.own()), limit_ns, by_nic)
       .into(pipelines.rail);
+}
+
+Result<std::unique_ptr<PinnedPipeline>> DeviceLinks::open_pipeline(Group& cpu_group, Store& store,
+                                                                   const std::string& label,
+                                                                   const std::vector<Rank>& ranks,
+                                                                   uint64_t limit_ns, bool nics) {
+  auto group = cpu_group.subgroup(store, label, ranks);
+  if (!group) return group.status();
+  auto made = PinnedPipeline::create(process_, std::move(group.value()), device_, limit_ns,
+                                     peers.count() == 1 ? 0 : kGraceNs, nics);
+  if (!made) return made;
+  // A peer that reads what did not come finds this out as soon as its streams have gone on with it.
+  made.value()->set_told([this](const std::string& why) {
+    if (copy_engine) copy_engine->give_up(why);
+  });
+  return made;
 }
 
 Result<std::unique_ptr<PinnedPipeline>> DeviceLinks::open_for_all(Group& cpu_group, Store& store,
                                                                   uint64_t limit_ns) {
-  std::vector<Rank> everyone(static_cast<size_t>(topology.ranks()));
-  std::iota(everyone.begin(), everyone.end(), 0);
-  return open_pipeline(process_, cpu_group, store, "device/all", everyone, device_, limit_ns,
-                       peers.count() == 1, false, tells_peers());
-}
-
-// A peer that reads what did not come finds this out as soon as its streams have gone on with it.
-ExchangeOutcome::Told DeviceLinks::tells_peers() {
-  return [this](const std::string& why) {
-    if (copy_engine) copy_engine->give_up(why);
-  };
+  return open_pipeline(cpu_group, store, "device/all", all_ranks(topology.ranks()), limit_ns,
+                       false);
 }
 
 Status DeviceLinks::status() const {

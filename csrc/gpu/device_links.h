@@ -61,7 +61,11 @@ class DeviceLinks {
   Status open_hosts(Group& cpu_group, Store& store, uint64_t limit_ns);
   Status join_host(intranode::Imports& imports, device::Stream main, bool sums, Status usable);
   Status try_peers(device::Stream main, bool sums);
-  ExchangeOutcome::Told tells_peers();
+  // Of CPU collectives among `ranks` of `cpu_group`.
+  Result<std::unique_ptr<PinnedPipeline>> open_pipeline(Group& cpu_group, Store& store,
+                                                        const std::string& label,
+                                                        const std::vector<Rank>& ranks,
+                                                        uint64_t limit_ns, bool nics);
 
   Process& process_;
   device::Device& device_;

@@ -51,12 +51,7 @@ void DeviceOperation::make_offer(device::Device& device, DeviceLinks& links) {
   dtype = Dtype::kBytes;
   timeout_ns = limit_ns;
   tensors = what.segments;
-  input.add(sent_.data(), room);
-  input.end_block();
-  for (int r = 0; r < ranks; ++r) {
-    output.add(received_.data() + static_cast<size_t>(r) * room, room);
-    output.end_block();
-  }
+  gather(sent_.data(), room, received_.data(), ranks);
 }
 
 Result<std::vector<MemoryOffer>> DeviceOperation::offers(const HostPeers& peers) const {

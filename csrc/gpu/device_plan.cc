@@ -11,19 +11,6 @@ namespace {
 // costs some flags and commands. A kernel sums no less than kLeastSum of a block only to make parts.
 constexpr size_t kLeastPart = 4 << 20, kPartGrain = 256, kLeastSum = 256 << 10;
 
-struct OwnHost {
-  const Topology& topology;
-  const Rank rank;
-  int nodes() const { return topology.nodes(); }
-  int node() const { return topology.node_of(rank); }
-  int index() const { return topology.local_index(rank); }
-  int ranks() const { return static_cast<int>(topology.node(node()).size()); }
-  // The rank with local index `index` on `node`.
-  size_t at(int node, int index) const {
-    return static_cast<size_t>(topology.node(node)[static_cast<size_t>(index)]);
-  }
-};
-
 // Of several hosts. What the ranks of one rail do then is what all ranks do.
 bool one_rank_per_host(const Topology& topology) {
   return topology.nodes() > 1 && topology.nodes() == topology.ranks();
@@ -35,7 +22,7 @@ DeviceExchange exchange_of(const DeviceOperation& op, const DevicePlace& place) 
   exchange.dtype = op.what.dtype;
   exchange.reduce_op = op.what.reduce_op;
   exchange.divisor = place.topology.ranks();
-  exchange.thread_blocks = op.plan.blocks;
+  exchange.thread_blocks = op.plan.how.blocks;
   if (op.what.dtype != Dtype::kBytes) exchange.element_size = size_of(op.what.dtype);
   exchange.tensors = op.what.segments;
   exchange.digest = op.what.digest;
@@ -67,8 +54,8 @@ void sum_then_gather(DeviceOperation& op, Blocks own) {
 
 // The sums inside the host are partial sums: the division comes after the sum over hosts.
 void leave_the_average(DeviceOperation& op) {
-  if (op.plan.op == ReduceOp::kAvg) op.plan.op = ReduceOp::kSum;
-  op.plan.divisor = 1;
+  if (op.plan.how.op == ReduceOp::kAvg) op.plan.how.op = ReduceOp::kSum;
+  op.plan.how.divisor = 1;
 }
 
 // Part `which` of `parts` of each tensor.
@@ -174,7 +161,7 @@ DeviceWay device_way(const DevicePlace& place, bool sums) {
 }
 
 const char* name_of_way(const DevicePlace& place, bool sums) {
-  bool alone = OwnHost{place.topology, place.rank}.ranks() == 1;
+  bool alone = place.ranks() == 1;
   switch (device_way(place, sums)) {
     case DeviceWay::kHost:
       return sums ? "gpu-kernel" : "copy-engine";
@@ -190,7 +177,6 @@ const char* name_of_way(const DevicePlace& place, bool sums) {
 
 void plan_gather(DeviceOperation& op, const DevicePlace& place, const std::vector<Extent>& inputs,
                  const std::vector<Extent>& blocks) {
-  OwnHost here{place.topology, place.rank};
   auto ranks = static_cast<size_t>(place.topology.ranks());
   auto block = [&](size_t m, size_t rank) { return blocks[m * ranks + rank]; };
   DeviceWay way = device_way(place, false);
@@ -206,8 +192,8 @@ void plan_gather(DeviceOperation& op, const DevicePlace& place, const std::vecto
   op.among_all = way == DeviceWay::kAll;
   exchange.out = one_block(inputs);
   std::vector<size_t> others;  // the ranks of the exchange
-  for (int n = 0; n < here.nodes() && !op.among_all; ++n)
-    others.push_back(here.at(n, here.index()));
+  for (int n = 0; n < place.nodes() && !op.among_all; ++n)
+    others.push_back(place.at(n, place.index()));
   for (size_t r = 0; r < ranks && op.among_all; ++r) others.push_back(r);
   for (size_t r : others) {
     for (size_t m = 0; m < inputs.size(); ++m) {
@@ -217,7 +203,7 @@ void plan_gather(DeviceOperation& op, const DevicePlace& place, const std::vecto
     }
     exchange.in.end_block();
   }
-  if (op.among_all || here.ranks() == 1) return;
+  if (op.among_all || place.ranks() == 1) return;
   // The peers of the host read what this rank received along the rail.
   size_t nodes = others.size();
   std::vector<size_t> ends = ends_of_parts(exchange.out.largest(), nodes);
@@ -227,9 +213,9 @@ void plan_gather(DeviceOperation& op, const DevicePlace& place, const std::vecto
     for (size_t n = 0; n < nodes; ++n) op.offered.push_back(block(m, others[n]));
     for_parts(ends, begin, inputs[m].bytes, [&](size_t part, size_t offset, size_t bytes) {
       for (size_t n = 0; n < nodes; ++n) {
-        for (int peer = 0; peer < here.ranks(); ++peer) {
-          if (peer == here.index()) continue;
-          std::byte* at = block(m, here.at(static_cast<int>(n), peer)).address;
+        for (int peer = 0; peer < place.ranks(); ++peer) {
+          if (peer == place.index()) continue;
+          std::byte* at = block(m, place.at(static_cast<int>(n), peer)).address;
           op.plan.moves.push_back({peer, m * nodes + n, offset, bytes, at + offset, part});
         }
       }
@@ -240,7 +226,6 @@ void plan_gather(DeviceOperation& op, const DevicePlace& place, const std::vecto
 void plan_scatter(DeviceOperation& op, const DevicePlace& place, std::vector<Extent> whole,
                   const std::vector<DevicePart>& blocks, const std::vector<Extent>& outputs,
                   const std::function<std::byte*(size_t)>& temporary) {
-  OwnHost here{place.topology, place.rank};
   auto ranks = static_cast<size_t>(place.topology.ranks());
   auto block = [&](size_t m, size_t rank) { return blocks[m * ranks + rank]; };
   DeviceWay way = device_way(place, true);
@@ -264,18 +249,18 @@ void plan_scatter(DeviceOperation& op, const DevicePlace& place, std::vector<Ext
     }
     return;
   }
-  bool alone = here.ranks() == 1;
+  bool alone = place.ranks() == 1;
   if (!alone) {
     op.offered = std::move(whole);
     leave_the_average(op);
   }
-  auto hosts = static_cast<size_t>(here.nodes());
+  auto hosts = static_cast<size_t>(place.nodes());
   std::vector<size_t> ends = ends_of_parts(exchange.in.largest(), hosts, kLeastSum);
   if (!alone) set_parts(op, ends);
-  for (int n = 0; n < here.nodes(); ++n) {
+  for (int n = 0; n < place.nodes(); ++n) {
     size_t begin = 0;  // of the tensor's bytes in the block
     for (size_t m = 0; m < outputs.size(); begin += outputs[m].bytes, ++m) {
-      DevicePart sum = block(m, here.at(n, here.index()));
+      DevicePart sum = block(m, place.at(n, place.index()));
       if (!alone) {
         sum.address = temporary(sum.bytes);
         for_parts(ends, begin, sum.bytes, [&](size_t part, size_t offset, size_t bytes) {
@@ -291,38 +276,37 @@ void plan_scatter(DeviceOperation& op, const DevicePlace& place, std::vector<Ext
 
 void plan_reduce(DeviceOperation& op, const DevicePlace& place,
                  const std::vector<Extent>& tensors) {
-  OwnHost here{place.topology, place.rank};
   size_t element = size_of(op.what.dtype);
   DeviceWay way = device_way(place, true);
   if (way != DeviceWay::kHost) {
     op.exchanges.push_back(exchange_of(op, place));
     op.among_all = way == DeviceWay::kAll;
   }
-  if (op.among_all || (way == DeviceWay::kRails && here.ranks() == 1)) {
+  if (op.among_all || (way == DeviceWay::kRails && place.ranks() == 1)) {
     DeviceExchange& all = op.exchanges.front();
-    all.out = blocks_of(tensors, element, op.among_all ? place.topology.ranks() : here.nodes());
+    all.out = blocks_of(tensors, element, op.among_all ? place.topology.ranks() : place.nodes());
     all.in = all.out;
     if (device_sums_hosts(place))
-      sum_then_gather(op, one_block(part_of(tensors, element, here.nodes(), here.node())));
+      sum_then_gather(op, one_block(part_of(tensors, element, place.nodes(), place.node())));
     return;
   }
   op.offered = tensors;
   if (way == DeviceWay::kHost)
-    return plan_levels(op, tensors, here.ranks(), here.index(), 1, {SIZE_MAX});
+    return plan_levels(op, tensors, place.ranks(), place.index(), 1, {SIZE_MAX});
   leave_the_average(op);
   size_t largest = 0;  // of all ranks' blocks: they have equally many parts
-  for (int p = 0; p < here.ranks(); ++p) {
-    Blocks blocks = blocks_of(part_of(tensors, element, here.ranks(), p), element, here.nodes());
+  for (int p = 0; p < place.ranks(); ++p) {
+    Blocks blocks = blocks_of(part_of(tensors, element, place.ranks(), p), element, place.nodes());
     largest = std::max(largest, blocks.largest());
-    if (p == here.index()) op.exchanges.front().out = std::move(blocks);
+    if (p == place.index()) op.exchanges.front().out = std::move(blocks);
   }
   op.exchanges.front().in = op.exchanges.front().out;
-  std::vector<size_t> ends = ends_of_parts(largest, static_cast<size_t>(here.nodes()), kLeastSum);
+  std::vector<size_t> ends = ends_of_parts(largest, static_cast<size_t>(place.nodes()), kLeastSum);
   set_parts(op, ends);
   // One part needs no blocks.
-  int cut = ends.size() == 1 ? 1 : here.nodes();
+  int cut = ends.size() == 1 ? 1 : place.nodes();
   if (cut == 1) ends = {SIZE_MAX};
-  plan_levels(op, tensors, here.ranks(), here.index(), cut, ends);
+  plan_levels(op, tensors, place.ranks(), place.index(), cut, ends);
 }
 
 }  // namespace smddp

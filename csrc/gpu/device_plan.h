@@ -25,6 +25,16 @@ struct DevicePlace {
   bool by_nic = false;   // as the group says
   bool kernels = false;  // as the group says
   Tuning tuning;
+
+  // Of this rank's host.
+  int nodes() const { return topology.nodes(); }
+  int node() const { return topology.node_of(rank); }
+  int index() const { return topology.local_index(rank); }
+  int ranks() const { return static_cast<int>(topology.node(node()).size()); }
+  // The rank with local index `index` on `node`.
+  size_t at(int node, int index) const {
+    return static_cast<size_t>(topology.node(node)[static_cast<size_t>(index)]);
+  }
 };
 
 enum class DeviceWay { kHost, kRails, kAll };

@@ -179,15 +179,10 @@ std::shared_ptr<Chunk> PinnedPipeline::chunk_of(const DeviceExchange& exchange,
   made->on_device = stays(exchange);
   // The logarithmic pattern sends several shards as one run, which needs a copy.
   if (made->on_device) made->tuning.algorithm = Algorithm::kDirect;
-  made->collective = exchange.sums_on_device ? Collective::kAllToAll : exchange.collective;
-  made->dtype = exchange.dtype;
-  made->reduce_op = exchange.reduce_op;
-  made->divisor = exchange.divisor;
-  made->element_size = exchange.element_size;
-  made->tensors = exchange.tensors;
-  made->digest = exchange.digest + begin;
-  made->options = exchange.options;
-  made->timeout_ns = exchange.timeout_ns == 0 ? 0 : exchange.timeout_ns + grace_ns_;
+  static_cast<OperationTerms&>(*made) = exchange;
+  if (exchange.sums_on_device) made->collective = Collective::kAllToAll;
+  made->digest += begin;
+  if (made->timeout_ns != 0) made->timeout_ns += grace_ns_;
   auto add = [&](Blocks& to, const Blocks& from, Rank block, size_t at, bool any) {
     to.add(cut.ring->buffer(cut.buffer) + at * cut.slot,
            any ? from.bytes(block, cut.begin, cut.slot) : 0);

@@ -12,6 +12,9 @@ namespace {
 constexpr uint64_t kGraceNs = 1'000'000'000;
 // A rank that only receives finds out by a reminder that its connection broke: ofi_rxm tells nothing.
 constexpr uint64_t kReminderNs = 1'000'000'000;
+constexpr uint64_t kStateLookNs = 500'000'000;
+// A process that was stopped itself must not count that time.
+constexpr uint64_t kLongestNs = 1'000'000'000;
 
 // When a fragment's operation has to be complete. A rank that can't tell which of several ranks holds it up
 // leaves a moment to the rank that can: all deadlines expire together, and the first verdict is the one
@@ -73,14 +76,11 @@ bool FailureDetector::watch(uint64_t now) {
   if (health_.ok()) set_deadlines(now);
   if (std::exchange(moved_lately_, false)) moved_ns_ = now;
   if (health_.ok() && !moved_) check_neighbors(now);
-  if (health_.ok()) check_remote(now);
+  if (health_.ok()) {
+    if (Status fine = remote_watch_.look(now); !fine) fail(std::move(fine));
+  }
   if (health_.ok() && !moved_) check_deadline(now);
   return !health_.ok();
-}
-
-void FailureDetector::check_remote(uint64_t now) {
-  if (Status fine = remote_watch_.look(now); !fine) return fail(std::move(fine));
-  if (auto reason = remote_watch_.left()) fail({Code::kAborted, std::move(*reason)});
 }
 
 // At the first watch() after a call, at most some microseconds later: operations that are complete before
@@ -108,7 +108,30 @@ void FailureDetector::check_neighbors(uint64_t now) {
       return fail(fragment->lost(i));
     }
   }
-  if (Status fine = local_watch_.look(now); !fine) fail(std::move(fine));
+  if (silence_ns_ != 0 && now >= looked_ns_ + kStateLookNs) check_stopped(now);
+}
+
+void FailureDetector::check_stopped(uint64_t now) {
+  uint64_t passed = std::min(now - std::exchange(looked_ns_, now), kLongestNs);
+  stopped_ns_.resize(static_cast<size_t>(local_.count()));
+  for (int i = 0; i < local_.count(); ++i) {
+    uint64_t& stopped = stopped_ns_[static_cast<size_t>(i)];
+    const auto& in_flight = fragments_.in_flight();
+    bool awaited = std::any_of(in_flight.begin(), in_flight.end(),
+                               [=](const auto& fragment) { return fragment->needs(i); });
+    if (!awaited || !local_.neighbor(i).is_stopped()) {
+      stopped = 0;
+    } else {
+      stopped = stopped == 0 ? 1 : stopped + passed;
+    }
+    if (stopped < silence_ns_) continue;
+    return fail({Code::kPeerLost, members_.describe(local_.rank(i)) + " is lost during " +
+                                      in_flight.front()->describe() + ": it has not answered for " +
+                                      seconds_text(stopped) + ". Its process " +
+                                      std::to_string(local_.neighbor(i).pid()) +
+                                      " was not seen to end: it is stopped (silence_seconds is " +
+                                      seconds_text(silence_ns_) + ")"});
+  }
 }
 
 uint64_t FailureDetector::deadline_ns() const {

@@ -1,16 +1,16 @@
 // Finds out that a group can't go on, and tells its peers: peers that died or gave up, connections that
-// broke, deadlines. Must not know how operations move their bytes. The Group calls it, under the
-// engine's lock.
+// broke, ranks of this host that are stopped, deadlines. Must not know how operations move their bytes, nor how a
+// stopped process is recognised. The Group calls it, under the engine's lock.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "flows/health.h"
 #include "flows/local_peers.h"
 #include "flows/remote_peers.h"
 #include "group/fragment_queue.h"
-#include "group/local_watch.h"
 #include "group/remote_watch.h"
 #include "topology/members.h"
 
@@ -18,17 +18,18 @@ namespace smddp {
 
 class FailureDetector {
  public:
+  // `silence_ns`: 0 for no limit.
   FailureDetector(const Members& members, LocalPeers& local, RemotePeers& remote,
                   const FragmentQueue& fragments, Health& health, RemoteWatch& remote_watch,
-                  LocalWatch& local_watch, uint64_t timeout_ns)
+                  uint64_t timeout_ns, uint64_t silence_ns)
       : members_(members),
         local_(local),
         remote_(remote),
         fragments_(fragments),
         health_(health),
         remote_watch_(remote_watch),
-        local_watch_(local_watch),
-        timeout_ns_(timeout_ns) {}
+        timeout_ns_(timeout_ns),
+        silence_ns_(silence_ns) {}
 
   // Of operations that have no timeout of their own.
   uint64_t timeout_ns() const { return timeout_ns_; }
@@ -65,7 +66,9 @@ class FailureDetector {
  private:
   void set_deadlines(uint64_t now);
   void check_neighbors(uint64_t now);
-  void check_remote(uint64_t now);
+  // For how long the ranks of this host that are waited for have been stopped, as by SIGSTOP. A rank that
+  // computes is not stopped, however long it takes.
+  void check_stopped(uint64_t now);
   void check_deadline(uint64_t now);
   void remind();
 
@@ -75,8 +78,10 @@ class FailureDetector {
   const FragmentQueue& fragments_;
   Health& health_;
   RemoteWatch& remote_watch_;
-  LocalWatch& local_watch_;
   uint64_t timeout_ns_;
+  const uint64_t silence_ns_;
+  uint64_t looked_ns_ = 0;            // when check_stopped() last looked
+  std::vector<uint64_t> stopped_ns_;  // by local peer; 0: it runs, or is not waited for
   bool told_ = false;
   // Of the remote ranks that gave the group up, the one whose first such fragment is the earliest.
   uint64_t heard_abort_from_ = UINT64_MAX;

@@ -38,12 +38,9 @@ std::string FragmentMaker::path_of(const Operation& op) const {
 
 void FragmentMaker::enqueue(const std::shared_ptr<Operation>& operation) {
   Operation& op = *operation;
-  if (op.plan_.whole) {
-    queue_.add(make_allreduce(context_, operation, queue_.next_seq()));
-    op.fragments = op.fragments_left_ = 1;
-    op.largest_fragment = op.signature_.bytes;
-  } else if (pairwise(op.collective)) {
-    queue_.add(make_all_to_all(context_, operation, queue_.next_seq()));
+  if (op.plan_.whole || pairwise(op.collective)) {
+    auto make = op.plan_.whole ? make_allreduce : make_all_to_all;
+    queue_.add(make(context_, operation, queue_.next_seq()));
     op.fragments = op.fragments_left_ = 1;
     op.largest_fragment = op.signature_.bytes;
   } else if (sums(op.collective)) {

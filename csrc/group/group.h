@@ -19,7 +19,6 @@
 #include "group/fragment_maker.h"
 #include "group/fragment_queue.h"
 #include "group/group_state.h"
-#include "group/local_watch.h"
 #include "group/operation_recorder.h"
 #include "group/remote_watch.h"
 #include "joining/group_options.h"
@@ -115,7 +114,6 @@ class Group : private Progressable {
   Health health_;
   FragmentQueue fragments_;
   RemoteWatch remote_watch_;
-  LocalWatch local_watch_;
   FailureDetector failures_;
   Closing closing_;
   uint64_t leaving_ns_ =

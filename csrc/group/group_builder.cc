@@ -43,6 +43,11 @@ FabricAddress open_fabric(Process& process) {
           liveness != nullptr ? liveness->contact() : std::vector<uint8_t>()};
 }
 
+OwnPlace place_of(Process& process) {
+  Engine::Lock lock = process.engine().lock();
+  return process.place();
+}
+
 // As long as a group is made, the engine keeps the endpoint that it is made with.
 class CountedMaking {
  public:
@@ -67,7 +72,7 @@ GroupBuilder::GroupBuilder(Process& process, Store& store, Rank rank, int ranks,
       watch_(process, store, ranks, options_),
       joining_(
           store, rank, ranks, options_, [this](auto&&... of) { return watch_.look(of...); },
-          process.known_processes().place()),
+          place_of(process)),
       network_(options_.name, options_.network) {}
 
 Result<std::unique_ptr<Group>> GroupBuilder::build() {
@@ -289,15 +294,14 @@ Status GroupBuilder::await_hosts() {
 
 void GroupBuilder::conclude(Group& group) noexcept {
   try {
-    {
-      Engine::Lock lock = process_.engine().lock();
-      group.last_keys_ = joining_.take_last_keys();
-    }
-    if (!network_.source().empty()) {
-      Engine::Lock lock = process_.engine().lock();
+    Engine::Lock lock = process_.engine().lock();
+    group.last_keys_ = joining_.take_last_keys();
+    if (!network_.source().empty())
       process_.network().remember({text_of(network_.model()), network_.source()});
-    }
-    if (auto place = joining_.conclude()) process_.known_processes().remember(std::move(*place));
+    lock.unlock();
+    auto place = joining_.conclude();
+    lock.lock();
+    if (place) process_.place() = std::move(*place);
   } catch (...) {  // without memory later groups find out again what this one knows
   }
 }

@@ -51,12 +51,7 @@ class GatherOfTwo final : public Operation {
       : memory_(std::move(memory)) {
     collective = Collective::kAllGather;
     digest = bytes;
-    for (size_t r = 0; r < 2; ++r) {
-      output.add(memory_->data() + r * bytes, bytes);
-      output.end_block();
-    }
-    input.add(memory_->data() + static_cast<size_t>(rank) * bytes, bytes);
-    input.end_block();
+    gather(memory_->data() + static_cast<size_t>(rank) * bytes, bytes, memory_->data(), 2);
   }
 
  private:

@@ -68,15 +68,12 @@ void RemoteWatch::on_sent_all(Rank source, uint64_t seq) {
   ++remote.said_sent_all;
 }
 
-std::optional<std::string> RemoteWatch::left() { return std::exchange(left_, std::nullopt); }
-
 Status RemoteWatch::look(uint64_t now) {
   if (now < next_look_ns_ || (fragments_.in_flight().empty() && broken_ == 0)) return {};
   next_look_ns_ = now + kLookNs;
   find_awaited(now);
   for (size_t i = 0; i < remotes_.size(); ++i) {
     if (Status status = judge(i, now); !status) return status;
-    if (left_) break;
   }
   return {};
 }
@@ -119,10 +116,8 @@ Status RemoteWatch::judge(size_t i, uint64_t now) {
     on_lost(remote_.peer(remote.rank), {Code::kPeerLost, "it was lost before"});
   const liveness::Verdict& verdict = ask(i, now);
   bool left = verdict.left_from != UINT64_MAX;
-  if (left && (verdict.left_from <= fragments_.first_incomplete() || quiet >= kInFlightNs)) {
-    left_ = verdict.reason;
-    return {};
-  }
+  if (left && (verdict.left_from <= fragments_.first_incomplete() || quiet >= kInFlightNs))
+    return {Code::kAborted, verdict.reason};
   if (verdict.ended) {
     if (broken && !remote.awaited) {  // it may have done its part; the next operation asks again
       remote.broken_ns = 0;

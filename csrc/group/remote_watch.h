@@ -36,13 +36,12 @@ class RemoteWatch {
   void on_sent_all(Rank source, uint64_t seq);
   // True if look() has to be called though the group has nothing in flight.
   bool has_broken() const { return broken_ > 0; }
-  // Not ok: why the group can't go on. Cheap if called more often than needed.
+  // Not ok: why the group can't go on; kAborted: the reason of a remote rank that has left it from a fragment on that
+  // is needed here. Cheap if called more often than needed.
   Status look(uint64_t now);
   // Once the group is broken, or is left: finds the ranks that do not answer (RemotePeers::expect_nothing()).
   // `or_left`: those as well that have left the group.
   void find_silent(uint64_t now, bool or_left = false) noexcept;
-  // A remote rank has left the group from a fragment on that is needed here; its reason.
-  std::optional<std::string> left();
   // Since when nothing has moved between this rank and a remote one that it waits for; 0: it does not.
   uint64_t quiet_since_ns(Rank rank) const {
     uint32_t i = by_rank_[static_cast<size_t>(rank)];
@@ -87,7 +86,6 @@ class RemoteWatch {
   std::vector<uint32_t> by_rank_;  // where in remotes_
   int broken_ = 0;
   uint64_t next_look_ns_ = 0;
-  std::optional<std::string> left_;
 };
 
 }  // namespace smddp

@@ -250,10 +250,10 @@ Status CopyEngine::resolve_moves(const Plan& plan, const std::vector<MemoryOffer
 // different ranks. One kernel sums one range in which no rank's piece ends.
 Status CopyEngine::resolve_sums(const Plan& plan, const std::vector<MemoryOffer>& offers,
                                 Work& work) {
-  size_t element = size_of(plan.dtype);
+  size_t element = size_of(plan.how.dtype);
   for (const Sum& whole : plan.sums) {
     for (size_t done = 0; done < whole.bytes;) {
-      kernels::Reduction r;
+      kernels::Reduction r = plan.how;
       size_t bytes = whole.bytes - done;
       for (size_t i = 0; i < offers.size(); ++i) {
         auto piece = offers[i].locate(imports_, whole.extent, whole.offset + done, bytes);
@@ -264,10 +264,6 @@ Status CopyEngine::resolve_sums(const Plan& plan, const std::vector<MemoryOffer>
       r.sources_count = offers.size();
       r.destination = whole.destination + done;
       r.count = bytes / element;
-      r.dtype = plan.dtype;
-      r.op = plan.op;
-      r.divisor = plan.divisor;
-      r.blocks = plan.blocks;
       if (r.count == 0) return {Code::kInternal, "an element lies in two pieces of memory"};
       work.reductions_[whole.part].push_back(r);
       done += r.count * element;

@@ -50,10 +50,7 @@ class CopyEngine {
     std::vector<Sum> sums;
     std::vector<Move> moves;
     size_t parts = 1;
-    Dtype dtype = Dtype::kBytes;
-    ReduceOp op = ReduceOp::kNone;
-    int divisor = 1;
-    int blocks = 1;  // thread blocks of a kernel, at most
+    kernels::Reduction how;  // of each sum, without its memory
   };
 
   // This process is number `index` of the host's `ranks`. The engine submits to `main`, and to the device's

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <numeric>
 
 #include "common/clock.h"
 #include "common/siphash.h"
@@ -33,12 +32,6 @@ std::string host_key(const std::string& host) {
   std::snprintf(digest, sizeof digest, "%016llx",
                 static_cast<unsigned long long>(siphash::hash({}, host.data(), host.size())));
   return std::string("host/") + digest;
-}
-
-std::vector<Rank> first_ranks(int ranks) {
-  std::vector<Rank> all(static_cast<size_t>(ranks));
-  std::iota(all.begin(), all.end(), 0);
-  return all;
 }
 
 size_t parts_of(size_t ranks) { return (ranks + kRanksPerPart - 1) / kRanksPerPart; }
@@ -100,7 +93,7 @@ Status InfoExchange::publish(const FabricAddress& mine) {
 }
 
 Result<std::vector<RankInfo>> InfoExchange::infos() {
-  auto blobs = exchange(kInfo, first_ranks(ranks_));
+  auto blobs = exchange(kInfo, all_ranks(ranks_));
   if (!blobs) return blobs.status();
   may_be_asked_ = false;
   auto infos = values_.read_all(blobs.value());

@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -35,23 +34,6 @@ struct OwnPlace {
   ProcessInfo process;
   // Whether what it says of this process, which is `now`, is still true.
   bool describes(const ProcessInfo& now) const { return directory && process == now; }
-};
-
-// What this process knows of the processes of its job, for its further groups. Thread-safe.
-class KnownProcesses {
- public:
-  void remember(OwnPlace place) {
-    std::lock_guard lock(mutex_);
-    place_ = std::move(place);
-  }
-  OwnPlace place() const {
-    std::lock_guard lock(mutex_);
-    return place_;
-  }
-
- private:
-  mutable std::mutex mutex_;
-  OwnPlace place_;
 };
 
 // What the ranks of a group publish of themselves: all of it or, where a directory describes the rank, its place

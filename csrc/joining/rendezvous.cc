@@ -1,9 +1,9 @@
 #include "joining/rendezvous.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "common/random.h"
+#include "topology/topology.h"
 
 namespace smddp {
 namespace {
@@ -105,9 +105,7 @@ Result<std::string> Rendezvous::follow(const Value& number) {
 
 // Where every rank has left a number, this one's or its predecessor's, rank 0 has not come: it answers.
 Status Rendezvous::missing() const {
-  std::vector<int> all(static_cast<size_t>(ranks_));
-  std::iota(all.begin(), all.end(), 0);
-  std::vector<int> late = smddp::missing(store_, kArrived, all);
+  std::vector<int> late = smddp::missing(store_, kArrived, all_ranks(ranks_));
   return did_not_join(store_, late.empty() ? std::vector<int>{0} : late);
 }
 

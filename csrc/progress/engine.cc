@@ -8,6 +8,7 @@
 #include "common/clock.h"
 #include "common/exceptions.h"
 #include "common/processor.h"
+#include "progress/own_core.h"
 
 namespace smddp {
 namespace {
@@ -131,7 +132,7 @@ void Engine::yield(Lock& lk) {
   uint64_t ended = now_ns();
   for (int i = 0; i < kYieldsToContenders && mutex_.wanted(); ++i) sched_yield();
   lk = lock();
-  own_core_.announce(presence_);
+  presence_.announce_core(sched_getcpu());
   wait_policy_.note_yield(began, ended);
 }
 
@@ -155,11 +156,13 @@ void Engine::drive(Lock& lk, Turn&& turn) {
   run_complete(lk);
 }
 
-void Engine::spin_once(Lock& lk) {
-  drive(lk, [&] {
-    wait_policy_.restart_spin();
-    spin();
-  });
+bool Engine::leave_shared_core() {
+  if (!wait_policy_.may_leave_core(now_ns())) return false;
+  int core = sched_getcpu();
+  if (!neighbors_.any_polls_on(core) || !move_off(core)) return false;
+  presence_.announce_core(sched_getcpu());
+  ++times_moved_;
+  return true;
 }
 
 void Engine::deliver(Task& task) noexcept {
@@ -222,8 +225,7 @@ void Engine::step(Lock& lk, uint64_t until, uint64_t spin_ns) {
       wait_policy_.restart_spin();
       if (mutex_.wanted() || (spin_ns > 0 && waiters_ > 0 && wait_policy_.turn_is_over(now_ns)))
         yield(lk);
-    } else if (wait_policy_.keeps_polling(now_ns(), spin_ns) ||
-               own_core_.leave_if_shared(wait_policy_, presence_, neighbors_)) {
+    } else if (wait_policy_.keeps_polling(now_ns(), spin_ns) || leave_shared_core()) {
       yield(lk);
     } else {
       sleep(lk, until);
@@ -288,7 +290,12 @@ bool Engine::wait(const Task& task, std::chrono::nanoseconds timeout) {
   waiters_.fetch_add(1);
   // A driver that sleeps wakes for the new work; the background thread also lets this thread drive.
   if (driving_ && sleeping_) presence_.notify_self();
-  if (!driving_) spin_once(lk);  // a task that completes within a moment needs no clock
+  if (!driving_) {  // a task that completes within a moment needs no clock
+    drive(lk, [&] {
+      wait_policy_.restart_spin();
+      spin();
+    });
+  }
   uint64_t until = UINT64_MAX;
   if (timeout.count() > 0 && !task.complete_.load())
     until = now_ns() + static_cast<uint64_t>(timeout.count());

@@ -34,7 +34,6 @@
 #include "progress/counted_mutex.h"
 #include "progress/groups.h"
 #include "progress/network.h"
-#include "progress/own_core.h"
 #include "progress/task.h"
 #include "progress/wait_policy.h"
 
@@ -88,7 +87,7 @@ class Engine {
   bool forked() const { return fork_count() != forks_; }
   // Messages of no member of a group, which were dropped. Under the lock.
   uint64_t foreign_messages() const { return groups_.foreign_messages(); }
-  const OwnCore& own_core() const { return own_core_; }
+  uint64_t times_moved() const { return times_moved_; }  // off a shared core
 
  private:
   friend class SimulatedEngine;
@@ -106,10 +105,11 @@ class Engine {
   void drive(Lock& lock, Turn&& turn);
   // One turn as the driver, with sleep after `spin_ns` without success; runs what is complete.
   void step(Lock& lock, uint64_t until, uint64_t spin_ns);
-  // A short spin as the driver, without a clock; runs what is complete.
-  void spin_once(Lock& lock);
   bool spin();             // passes until one moves something, for a moment
   void yield(Lock& lock);  // lets other threads of this process have the lock, and others the core
+  // After WaitPolicy::keeps_polling() has said false: leaves a core on which another rank polls as well, when the
+  // policy allows it. True: the calling thread has moved.
+  bool leave_shared_core();
   void sleep(Lock& lock, uint64_t until);
   bool gather_events();  // to sleep on; false: there is no memory for them
   uint64_t wake_time(uint64_t now, uint64_t until) const;
@@ -129,7 +129,7 @@ class Engine {
   Groups groups_;
   TaskQueue complete_;
   WaitPolicy wait_policy_;
-  OwnCore own_core_;
+  uint64_t times_moved_ = 0;
   std::vector<pollfd> events_;
 
   std::condition_variable waiters_cv_, background_cv_;

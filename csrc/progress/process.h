@@ -31,10 +31,11 @@ class Process {
   transport::Transport* open_fabric();
   // Messages and writes of no member of the job, which were dropped.
   uint64_t refused();
-  KnownProcesses& known_processes() { return known_processes_; }
 
   // Under the engine's lock.
   Network& network() { return network_; }
+  // In what the first group of the whole job has told of its processes, for further groups.
+  OwnPlace& place() { return place_; }
   // Memory for the groups' fragments.
   StagingPool& staging() { return staging_; }
   // What the first group broke of since this process last made one, as the end of a sentence: other groups of it may
@@ -55,7 +56,7 @@ class Process {
   StagingPool staging_;  // the network may keep what lies in it
   Network network_;
   intranode::Neighbors neighbors_;
-  KnownProcesses known_processes_;
+  OwnPlace place_;
   Engine engine_;  // destroyed first
 };
 

@@ -141,7 +141,6 @@ class FlightRecorder {
 
   // The latest operations, oldest first; entries that change meanwhile are left out.
   std::vector<Record> records() const;
-  size_t entries() const { return entries_; }
 
  private:
   const size_t entries_;

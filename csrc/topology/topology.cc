@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <numeric>
 #include <unordered_map>
 
 #include "common/env.h"
@@ -24,6 +25,12 @@ Topology::Topology(const std::vector<std::string>& host_of_rank) {
 Rank Topology::gateway(Rank rank, int node) const {
   const std::vector<Rank>& members = this->node(node);
   return members[static_cast<size_t>(local_index(rank)) % members.size()];
+}
+
+std::vector<Rank> all_ranks(int ranks) {
+  std::vector<Rank> all(static_cast<size_t>(ranks));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
 }
 
 std::string host_name() {

@@ -35,6 +35,8 @@ class Topology {
   std::vector<int> local_index_;
 };
 
+std::vector<Rank> all_ranks(int ranks);
+
 // SMDDP_HOST_ID; if it is not set, hostname, boot id and pid namespace: ranks with equal identities
 // can open each other's /proc/<pid>/fd and so share memory. Ranks in different containers count as
 // ranks of different hosts.

@@ -205,10 +205,10 @@ DeviceCollectives::OperationPtr DeviceCollectives::begin(Collective collective, 
   if (sums) {
     op->what.reduce_op = reduce_op;
     op->what.dtype = dtype_of(tensors[0]->scalar_type());
-    op->plan.op = reduce_op;
-    op->plan.dtype = op->what.dtype;
-    op->plan.divisor = reduce_op == ReduceOp::kAvg ? static_cast<int>(ranks_) : 1;
-    op->plan.blocks = settings().max_sms;
+    op->plan.how.op = reduce_op;
+    op->plan.how.dtype = op->what.dtype;
+    op->plan.how.divisor = reduce_op == ReduceOp::kAvg ? static_cast<int>(ranks_) : 1;
+    op->plan.how.blocks = settings().max_sms;
     check_one_type(collective, tensors);
   }
   DevicePlace where = place();

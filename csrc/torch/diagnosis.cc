@@ -2,7 +2,8 @@
 
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
-#include <time.h>
+
+#include <chrono>
 
 #include "common/clock.h"
 #include "group/measured_network.h"
@@ -23,24 +24,6 @@ const char* name_of(recorder::State state) {
   return kNames[static_cast<size_t>(state)];
 }
 
-// Turns times of now_ns() into seconds since 1970.
-class WallClock {
- public:
-  WallClock() {
-    timespec t;
-    ::clock_gettime(CLOCK_REALTIME, &t);
-    offset_ns_ =
-        static_cast<int64_t>(t.tv_sec) * 1'000'000'000 + t.tv_nsec - static_cast<int64_t>(now_ns());
-  }
-  py::object seconds(uint64_t ns) const {
-    if (ns == 0) return py::none();
-    return py::float_(static_cast<double>(static_cast<int64_t>(ns) + offset_ns_) * 1e-9);
-  }
-
- private:
-  int64_t offset_ns_;
-};
-
 py::list flight_record() {
   auto& recorder = recorder::FlightRecorder::process();
   std::vector<recorder::Record> records;
@@ -49,7 +32,13 @@ py::list flight_record() {
     Fallback::look_at_works();
     records = recorder.records();
   }
-  WallClock clock;
+  using std::chrono::system_clock, std::chrono::duration;
+  const double offset =
+      duration<double>(system_clock::now().time_since_epoch()).count() - in_seconds(now_ns());
+  // Since 1970, of a time of now_ns().
+  auto seconds = [=](uint64_t ns) {
+    return ns == 0 ? py::object(py::none()) : py::float_(offset + in_seconds(ns));
+  };
   py::list rows;
   for (const recorder::Record& r : records) {
     py::dict d;
@@ -62,12 +51,12 @@ py::list flight_record() {
     d["path"] = recorder.text(r.path);
     d["label"] = recorder.text(r.label);
     d["state"] = name_of(r.state);
-    d["called"] = clock.seconds(r.call.called_ns);
-    d["started"] = clock.seconds(r.started_ns);
-    d["first_byte"] = clock.seconds(r.first_byte_ns);
-    d["last_byte"] = clock.seconds(r.ended_ns);
-    d["wait_entered"] = clock.seconds(r.wait_entered_ns);
-    d["wait_left"] = clock.seconds(r.wait_left_ns);
+    d["called"] = seconds(r.call.called_ns);
+    d["started"] = seconds(r.started_ns);
+    d["first_byte"] = seconds(r.first_byte_ns);
+    d["last_byte"] = seconds(r.ended_ns);
+    d["wait_entered"] = seconds(r.wait_entered_ns);
+    d["wait_left"] = seconds(r.wait_left_ns);
     rows.append(d);
   }
   return rows;

@@ -1,5 +1,6 @@
 #include "torch/fallback.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <set>
@@ -168,23 +169,13 @@ uint64_t bytes_of(TensorRefs tensors) {
 
 // Gloo knows fewer types than NCCL, no averages, and no outputs that are stacked.
 bool Fallback::takes(TensorRefs tensors, const c10d::ReduceOp* op) {
+  static constexpr at::ScalarType kTypes[] = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16,
+                                              at::kChar,  at::kByte,   at::kInt,  at::kLong};
   if (op != nullptr && *op == c10d::ReduceOp::AVG && tensors[0]->is_cpu()) return false;
   for (const at::Tensor* t : tensors) {
     if (!is_plain(*t)) return false;
     if (t->is_cpu() && t->dim() != tensors[0]->dim()) return false;
-    switch (t->scalar_type()) {
-      case at::kFloat:
-      case at::kDouble:
-      case at::kHalf:
-      case at::kBFloat16:
-      case at::kChar:
-      case at::kByte:
-      case at::kInt:
-      case at::kLong:
-        break;
-      default:
-        return false;
-    }
+    if (std::ranges::find(kTypes, t->scalar_type()) == std::end(kTypes)) return false;
   }
   return true;
 }
@@ -236,12 +227,6 @@ c10d::Backend& Fallback::backend(c10::DeviceType device) {
   auto made = factory_(device == c10::kCUDA ? "cuda" : "cpu", rendezvous_);
   std::lock_guard lock(mutex_);
   return *backends_.try_emplace(device, std::move(made)).first->second;
-}
-
-c10d::Backend* Fallback::existing(c10::DeviceType device) {
-  std::lock_guard lock(mutex_);
-  auto known = backends_.find(device == c10::kCUDA ? c10::kCUDA : c10::kCPU);
-  return known == backends_.end() ? nullptr : known->second.get();
 }
 
 void Fallback::set_timeout(std::chrono::milliseconds timeout) {

@@ -29,8 +29,6 @@ class Fallback {
                       const char* reason);
   // Whether every form of call on such tensors works there: else what the user routes away stays smddp's.
   static bool takes(TensorRefs tensors, const c10d::ReduceOp* op);
-  // The backend for `device`; nullptr if it was never needed.
-  c10d::Backend* existing(c10::DeviceType device);
   // Notes the work of the operation that this thread took last, for settle() and the flight recorder; returns
   // the one for the caller.
   static c10::intrusive_ptr<c10d::Work> note(c10::intrusive_ptr<c10d::Work> work);

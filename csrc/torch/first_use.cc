@@ -84,16 +84,6 @@ bool right(DeviceCollectives& by, Collective collective, const Comparison& c) {
   return at::equal(c.output, c.expected);
 }
 
-// The paths that gave wrong results in any group of this process: no group of it uses them again.
-struct WrongPaths {
-  std::mutex mutex;
-  std::set<CollectivePath> all;
-};
-WrongPaths& wrong_paths() {
-  static auto* paths = new WrongPaths();
-  return *paths;
-}
-
 // The first error of all ranks; empty: there is none.
 std::string compare(DeviceCollectives& by, Collective collective, Engine& engine, Group& group,
                     const CollectivePath& path) {
@@ -117,14 +107,16 @@ std::string compare(DeviceCollectives& by, Collective collective, Engine& engine
   for (const Comparison& c : comparisons) {
     if (!right(by, collective, c)) mine = {Code::kUnavailable, "it differs from its known result"};
   }
-  {
-    std::lock_guard lock(wrong_paths().mutex);
-    if (mine && wrong_paths().all.contains(path))
-      mine = {Code::kUnavailable, "it differed from its known result in another group"};
-  }
+  // The paths that gave wrong results in any group of this process: no group of it uses them again.
+  static auto* wrong = new std::set<CollectivePath>();
+  static std::mutex mutex;
+  std::unique_lock lock(mutex);
+  if (mine && wrong->contains(path))
+    mine = {Code::kUnavailable, "it differed from its known result in another group"};
+  lock.unlock();
   Status all = agree(engine, group, mine);
-  std::lock_guard lock(wrong_paths().mutex);
-  if (!all) wrong_paths().all.insert(path);
+  lock.lock();
+  if (!all) wrong->insert(path);
   return all.message();
 }
 

@@ -24,20 +24,18 @@ class StoreAdapter final : public Store {
       : store_(std::move(store)), timeout_(timeout), numbers_(std::move(numbers)) {}
 
   Status set(const std::string& key, const std::vector<uint8_t>& value) override {
-    return guarded([&] { store_->set(prefix_ + key, value); });
+    return guarded([&] { store_->set(key, value); });
   }
 
   Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys,
                                                 const std::string& stop) override {
-    std::vector<std::string> names;
-    for (const std::string& key : keys) names.push_back(prefix_ + key);
-    if (Status waited = wait(names, stop); !waited) return waited;
+    if (Status waited = wait(keys, stop); !waited) return waited;
     std::vector<std::vector<uint8_t>> values;
     Status status = guarded([&] {
       if (store_->hasExtendedApi()) {
-        values = store_->multiGet(names);
+        values = store_->multiGet(keys);
       } else {
-        for (const std::string& name : names) values.push_back(store_->get(name));
+        for (const std::string& key : keys) values.push_back(store_->get(key));
       }
     });
     if (!status) return status;
@@ -46,12 +44,12 @@ class StoreAdapter final : public Store {
 
   bool has(const std::string& key) override {
     bool found = false;
-    (void)guarded([&] { found = store_->check({prefix_ + key}); });
+    (void)guarded([&] { found = store_->check({key}); });
     return found;
   }
 
   void remove(const std::string& key) override {
-    (void)guarded([&] { (void)store_->deleteKey(prefix_ + key); });
+    (void)guarded([&] { (void)store_->deleteKey(key); });
   }
 
   int number_of(int rank) const override {
@@ -67,11 +65,11 @@ class StoreAdapter final : public Store {
   // By looks with pauses between them: a wait() of c10d that ends at a short deadline, to look for `stop`,
   // writes a warning each time. Looks for all keys at once, then for kPart at a time, as each look sends
   // its keys; the more keys, the more ranks look, and the longer they pause.
-  Status wait(const std::vector<std::string>& names, const std::string& stop) {
+  Status wait(const std::vector<std::string>& keys, const std::string& stop) {
     auto until = Clock::now() + timeout_;
-    Pause pause(std::max(kLongestPause, Milliseconds(names.size() / 4)));
-    auto first = names.begin(), last = names.end();
-    while (first != names.end()) {
+    Pause pause(std::max(kLongestPause, Milliseconds(keys.size() / 4)));
+    auto first = keys.begin(), last = keys.end();
+    while (first != keys.end()) {
       bool found = false;
       Status looked = guarded([&] { found = store_->check({first, last}); });
       if (!looked) return looked;
@@ -82,7 +80,7 @@ class StoreAdapter final : public Store {
         if (Clock::now() >= until) return {Code::kTimeout, "not all keys are in the store"};
         pause.sleep();
       }
-      last = first + std::min(kPart, names.end() - first);
+      last = first + std::min(kPart, keys.end() - first);
     }
     return {};
   }
@@ -103,7 +101,6 @@ class StoreAdapter final : public Store {
   c10::intrusive_ptr<c10d::Store> store_;
   std::chrono::milliseconds timeout_;
   const std::vector<int> numbers_;
-  const std::string prefix_ = "smddp/";
 };
 
 class GroupStore {
@@ -112,7 +109,8 @@ class GroupStore {
   // empty: the group is the whole job.
   GroupStore(c10::intrusive_ptr<c10d::Store> store, int rank, int ranks,
              std::chrono::milliseconds timeout, std::vector<int> numbers)
-      : whole_(std::move(store), timeout, std::move(numbers)),
+      : adapter_(std::move(store), timeout, std::move(numbers)),
+        whole_(adapter_, "smddp/"),
         rendezvous_(whole_, rank, ranks, timeout),
         name_(meet(rendezvous_)),
         part_(whole_, name_ + "/") {}
@@ -130,7 +128,8 @@ class GroupStore {
     return name.value();
   }
 
-  StoreAdapter whole_;
+  StoreAdapter adapter_;
+  PrefixStore whole_;
   Rendezvous rendezvous_;
   const std::string name_;
   PrefixStore part_;

@@ -230,12 +230,7 @@ OperationPtr reduce_of(TensorRefs tensors, ReduceOp reduce_op, int64_t root, int
 OperationPtr barrier_of(int size) {
   OperationPtr op = begin(Collective::kBarrier, {});
   op->scratch.resize(static_cast<size_t>(size) + 1);
-  op->input.add(&op->scratch.back(), 1);
-  op->input.end_block();
-  for (int r = 0; r < size; ++r) {
-    op->output.add(&op->scratch[static_cast<size_t>(r)], 1);
-    op->output.end_block();
-  }
+  op->gather(&op->scratch.back(), 1, op->scratch.data(), size);
   return op;
 }
 

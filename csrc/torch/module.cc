@@ -196,11 +196,6 @@ std::string uncaught_exception() {
   }
 }
 
-void define_fabric(py::module_& m) {
-  m.def("set_packaged_libfabric", &set_packaged_libfabric, py::arg("path"));
-  m.def("fabric_description", &fabric_description, py::call_guard<py::gil_scoped_release>());
-}
-
 void reset_statistics() {
   Statistics::process().reset();
   reset_refused();
@@ -283,7 +278,8 @@ PYBIND11_MODULE(_C, m) {
         TorchDevice::host_device().set_peers(misreads ? Peers::kWrong : Peers::kReachable);
       },
       py::arg("misreads"));
-  define_fabric(m);
+  m.def("set_packaged_libfabric", &set_packaged_libfabric, py::arg("path"));
+  m.def("fabric_description", &fabric_description, py::call_guard<py::gil_scoped_release>());
   check_interrupt = [] {
     if (!Py_IsInitialized()) return;
     py::gil_scoped_acquire gil;

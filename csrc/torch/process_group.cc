@@ -50,18 +50,11 @@ void require_one_per_rank(const char* what, const TensorLists& lists, int size) 
   }
 }
 
-c10d::ErrorType error_type(const Status& status) {
-  switch (status.code()) {
-    case Code::kOk:
-      return c10d::ErrorType::SUCCESS;
-    case Code::kTimeout:
-      return c10d::ErrorType::TIMEOUT;
-    case Code::kAborted:
-    case Code::kPeerLost:
-      return c10d::ErrorType::REMOTE_ERROR;
-    default:
-      return c10d::ErrorType::COMM_ERROR;
-  }
+c10d::ErrorType error_type(Code code) {
+  if (code == Code::kOk) return c10d::ErrorType::SUCCESS;
+  if (code == Code::kTimeout) return c10d::ErrorType::TIMEOUT;
+  bool remote = code == Code::kAborted || code == Code::kPeerLost;
+  return remote ? c10d::ErrorType::REMOTE_ERROR : c10d::ErrorType::COMM_ERROR;
 }
 
 // The other ranks of the group wait for this one: they are told if it has no engine.
@@ -164,7 +157,7 @@ c10d::ErrorType ProcessGroupSMDDP::getError() {
   Status status = group->status();
   auto device = device_.existing();
   if (status && device) status = device->group().status();
-  return error_type(status);
+  return error_type(status.code());
 }
 
 void ProcessGroupSMDDP::abort() {
@@ -217,34 +210,6 @@ ProcessGroupSMDDP::Carrier ProcessGroupSMDDP::carrier(Collective collective, Ten
   return {first_use_.objection(*device, collective, engine_, group()), device};
 }
 
-WorkPtr ProcessGroupSMDDP::gather_all(DeviceCollectives* device, TensorRefs outputs,
-                                      TensorRefs inputs, bool list,
-                                      const c10d::AllgatherOptions& opts, OpType type) {
-  require(!inputs.empty() && outputs.size() == inputs.size() * per_tensor(list),
-          "all_gather needs as many outputs as inputs, and at least one");
-  if (device == nullptr) return submit(gather_of(outputs, inputs, list, rank_, size_), opts, type);
-  return count(device->gather(outputs, inputs, list, opts.timeout, type, opts.asyncOp));
-}
-
-WorkPtr ProcessGroupSMDDP::scatter_sums(DeviceCollectives* device, TensorRefs outputs,
-                                        TensorRefs inputs, bool list,
-                                        const c10d::ReduceScatterOptions& opts, OpType type) {
-  require(!outputs.empty() && inputs.size() == outputs.size() * per_tensor(list),
-          "reduce_scatter needs as many inputs as outputs, and at least one");
-  ReduceOp op = *reduction_of(opts.reduceOp);
-  if (device == nullptr)
-    return submit(scatter_of(outputs, inputs, list, op, rank_, size_), opts, type);
-  return count(device->scatter(outputs, inputs, list, op, opts.timeout, type, opts.asyncOp));
-}
-
-WorkPtr ProcessGroupSMDDP::sum_all(DeviceCollectives* device, TensorRefs tensors,
-                                   const c10d::AllreduceOptions& opts, OpType type) {
-  require(!tensors.empty(), "all_reduce needs a tensor");
-  ReduceOp op = *reduction_of(opts.reduceOp);
-  if (device == nullptr) return submit(sum_of(tensors, op, size_), opts, type);
-  return count(device->reduce(tensors, op, opts.timeout, type, opts.asyncOp));
-}
-
 WorkPtr ProcessGroupSMDDP::count(WorkPtr on_device) {
   ++operations_;
   return coalesced_.note(std::move(on_device));
@@ -285,92 +250,99 @@ WorkPtr ProcessGroupSMDDP::forward(const char* operation, TensorRefs tensors, co
   return coalesced_.note(work ? Fallback::note(std::move(work)) : nullptr);
 }
 
+template <class Call, class... Arguments>
+WorkPtr ProcessGroupSMDDP::gather_all(TensorRefs outputs, TensorRefs inputs, bool list,
+                                      const c10d::AllgatherOptions& opts, OpType type, Call call,
+                                      Arguments&... arguments) {
+  auto [reason, device] = carrier(Collective::kAllGather, outputs, inputs);
+  if (reason != nullptr) return forward("all_gather", outputs, reason, call, arguments..., opts);
+  require(!inputs.empty() && outputs.size() == inputs.size() * per_tensor(list),
+          "all_gather needs as many outputs as inputs, and at least one");
+  if (device == nullptr) return submit(gather_of(outputs, inputs, list, rank_, size_), opts, type);
+  return count(device->gather(outputs, inputs, list, opts.timeout, type, opts.asyncOp));
+}
+
+template <class Call, class... Arguments>
+WorkPtr ProcessGroupSMDDP::scatter_sums(TensorRefs outputs, TensorRefs inputs, bool list,
+                                        const c10d::ReduceScatterOptions& opts, OpType type,
+                                        Call call, Arguments&... arguments) {
+  auto [reason, device] = carrier(Collective::kReduceScatter, inputs, outputs, &opts.reduceOp);
+  if (reason != nullptr) return forward("reduce_scatter", inputs, reason, call, arguments..., opts);
+  require(!outputs.empty() && inputs.size() == outputs.size() * per_tensor(list),
+          "reduce_scatter needs as many inputs as outputs, and at least one");
+  ReduceOp op = *reduction_of(opts.reduceOp);
+  if (device == nullptr)
+    return submit(scatter_of(outputs, inputs, list, op, rank_, size_), opts, type);
+  return count(device->scatter(outputs, inputs, list, op, opts.timeout, type, opts.asyncOp));
+}
+
+template <class CallOptions>
+WorkPtr ProcessGroupSMDDP::sum_all(Tensors& tensors, const CallOptions& opts, OpType type,
+                                   WorkPtr (c10d::Backend::*call)(Tensors&, const CallOptions&)) {
+  TensorRefList all = refs(tensors);
+  auto [reason, device] = carrier(Collective::kAllReduce, all, {}, &opts.reduceOp);
+  if (reason != nullptr) return forward("all_reduce", all, reason, call, tensors, opts);
+  require(!all.empty(), "all_reduce needs a tensor");
+  ReduceOp op = *reduction_of(opts.reduceOp);
+  if (device == nullptr) return submit(sum_of(all, op, size_), opts, type);
+  return count(device->reduce(all, op, opts.timeout, type, opts.asyncOp));
+}
+
 WorkPtr ProcessGroupSMDDP::_allgather_base(at::Tensor& output, at::Tensor& input,
                                            const c10d::AllgatherOptions& opts) {
   const at::Tensor *to = &output, *from = &input;
-  auto [reason, device] = carrier(Collective::kAllGather, to, from);
-  if (reason != nullptr)
-    return forward("all_gather", to, reason, &Backend::_allgather_base, output, input, opts);
-  return gather_all(device, to, from, false, opts, OpType::_ALLGATHER_BASE);
+  return gather_all(to, from, false, opts, OpType::_ALLGATHER_BASE, &Backend::_allgather_base,
+                    output, input);
 }
 
 WorkPtr ProcessGroupSMDDP::allgather(TensorLists& outputs, Tensors& inputs,
                                      const c10d::AllgatherOptions& opts) {
-  TensorRefList to = refs(outputs), from = refs(inputs);
-  auto [reason, device] = carrier(Collective::kAllGather, to, from);
-  if (reason != nullptr)
-    return forward("all_gather", to, reason, &Backend::allgather, outputs, inputs, opts);
   require_one_per_rank("all_gather needs one output", outputs, size_);
-  return gather_all(device, to, from, true, opts, OpType::ALLGATHER);
+  return gather_all(refs(outputs), refs(inputs), true, opts, OpType::ALLGATHER, &Backend::allgather,
+                    outputs, inputs);
 }
 
 WorkPtr ProcessGroupSMDDP::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                                const c10d::AllgatherOptions& opts) {
-  TensorRefList to = refs(outputs), from = refs(inputs);
-  auto [reason, device] = carrier(Collective::kAllGather, to, from);
-  if (reason != nullptr)
-    return forward("all_gather", to, reason, &Backend::allgather_coalesced, outputs, inputs, opts);
-  return gather_all(device, by_input(outputs, inputs.size()), from, true, opts,
-                    OpType::ALLGATHER_COALESCED);
+  return gather_all(by_input(outputs, inputs.size()), refs(inputs), true, opts,
+                    OpType::ALLGATHER_COALESCED, &Backend::allgather_coalesced, outputs, inputs);
 }
 
 WorkPtr ProcessGroupSMDDP::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                            const c10d::AllgatherOptions& opts) {
-  TensorRefList to = refs(outputs), from = refs(inputs);
-  auto [reason, device] = carrier(Collective::kAllGather, to, from);
-  if (reason != nullptr)
-    return forward("all_gather", to, reason, &Backend::allgather_into_tensor_coalesced, outputs,
-                   inputs, opts);
-  return gather_all(device, to, from, false, opts, OpType::COALESCED);
+  return gather_all(refs(outputs), refs(inputs), false, opts, OpType::COALESCED,
+                    &Backend::allgather_into_tensor_coalesced, outputs, inputs);
 }
 
 WorkPtr ProcessGroupSMDDP::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                 const c10d::ReduceScatterOptions& opts) {
   const at::Tensor *to = &output, *from = &input;
-  auto [reason, device] = carrier(Collective::kReduceScatter, from, to, &opts.reduceOp);
-  if (reason != nullptr)
-    return forward("reduce_scatter", from, reason, &Backend::_reduce_scatter_base, output, input,
-                   opts);
-  return scatter_sums(device, to, from, false, opts, OpType::_REDUCE_SCATTER_BASE);
+  return scatter_sums(to, from, false, opts, OpType::_REDUCE_SCATTER_BASE,
+                      &Backend::_reduce_scatter_base, output, input);
 }
 
 WorkPtr ProcessGroupSMDDP::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                           const c10d::ReduceScatterOptions& opts) {
-  TensorRefList to = refs(outputs), from = refs(inputs);
-  auto [reason, device] = carrier(Collective::kReduceScatter, from, to, &opts.reduceOp);
-  if (reason != nullptr)
-    return forward("reduce_scatter", from, reason, &Backend::reduce_scatter, outputs, inputs, opts);
   require_one_per_rank("reduce_scatter needs one input", inputs, size_);
-  return scatter_sums(device, to, from, true, opts, OpType::REDUCE_SCATTER);
+  return scatter_sums(refs(outputs), refs(inputs), true, opts, OpType::REDUCE_SCATTER,
+                      &Backend::reduce_scatter, outputs, inputs);
 }
 
+// torch 2.11 has no type of its own for it.
 WorkPtr ProcessGroupSMDDP::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                            const c10d::ReduceScatterOptions& opts) {
-  TensorRefList to = refs(outputs), from = refs(inputs);
-  auto [reason, device] = carrier(Collective::kReduceScatter, from, to, &opts.reduceOp);
-  if (reason != nullptr)
-    return forward("reduce_scatter", from, reason, &Backend::reduce_scatter_tensor_coalesced,
-                   outputs, inputs, opts);
-  // torch 2.11 has no type of its own for it.
-  return scatter_sums(device, to, from, false, opts, OpType::COALESCED);
+  return scatter_sums(refs(outputs), refs(inputs), false, opts, OpType::COALESCED,
+                      &Backend::reduce_scatter_tensor_coalesced, outputs, inputs);
 }
 
 WorkPtr ProcessGroupSMDDP::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   GradientLabel label;
-  TensorRefList all = refs(tensors);
-  auto [reason, device] = carrier(Collective::kAllReduce, all, {}, &opts.reduceOp);
-  if (reason != nullptr)
-    return forward("all_reduce", all, reason, &Backend::allreduce, tensors, opts);
-  return sum_all(device, all, opts, OpType::ALLREDUCE);
+  return sum_all(tensors, opts, OpType::ALLREDUCE, &Backend::allreduce);
 }
 
 WorkPtr ProcessGroupSMDDP::allreduce_coalesced(Tensors& tensors,
                                                const c10d::AllreduceCoalescedOptions& opts) {
-  TensorRefList all = refs(tensors);
-  auto [reason, device] = carrier(Collective::kAllReduce, all, {}, &opts.reduceOp);
-  if (reason != nullptr)
-    return forward("all_reduce", all, reason, &Backend::allreduce_coalesced, tensors, opts);
-  return sum_all(device, all, opts, OpType::ALLREDUCE_COALESCED);
+  return sum_all(tensors, opts, OpType::ALLREDUCE_COALESCED, &Backend::allreduce_coalesced);
 }
 
 WorkPtr ProcessGroupSMDDP::barrier(const c10d::BarrierOptions& opts) {

@@ -103,13 +103,18 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   // The larger side has, per tensor of the smaller side, either one tensor for each rank (`list`), one
   // after the other, or one tensor that holds the parts of all ranks.
   size_t per_tensor(bool list) const { return list ? static_cast<size_t>(size_) : 1; }
-  // nullptr for `device`: the CPU carries it out.
-  WorkPtr gather_all(DeviceCollectives* device, TensorRefs outputs, TensorRefs inputs, bool list,
-                     const c10d::AllgatherOptions& opts, c10d::OpType type);
-  WorkPtr scatter_sums(DeviceCollectives* device, TensorRefs outputs, TensorRefs inputs, bool list,
-                       const c10d::ReduceScatterOptions& opts, c10d::OpType type);
-  WorkPtr sum_all(DeviceCollectives* device, TensorRefs tensors, const c10d::AllreduceOptions& opts,
-                  c10d::OpType type);
+  // The fallback's `call`, with `arguments`, carries out what smddp does not.
+  template <class Call, class... Arguments>
+  WorkPtr gather_all(TensorRefs outputs, TensorRefs inputs, bool list,
+                     const c10d::AllgatherOptions& opts, c10d::OpType type, Call call,
+                     Arguments&... arguments);
+  template <class Call, class... Arguments>
+  WorkPtr scatter_sums(TensorRefs outputs, TensorRefs inputs, bool list,
+                       const c10d::ReduceScatterOptions& opts, c10d::OpType type, Call call,
+                       Arguments&... arguments);
+  template <class CallOptions>
+  WorkPtr sum_all(Tensors& tensors, const CallOptions& opts, c10d::OpType type,
+                  WorkPtr (c10d::Backend::*call)(Tensors&, const CallOptions&));
   WorkPtr count(WorkPtr on_device);
   // nullptr if the call was synchronous: the operation is complete then.
   template <class CallOptions>

@@ -8,16 +8,7 @@ namespace {
 constexpr std::array<const char*, 5> kNames{"smddp", "fallback", "nccl", "gloo", "auto"};
 
 bool leads_away(Route route, c10::DeviceType device) {
-  switch (route) {
-    case Route::kFallback:
-      return true;
-    case Route::kNccl:
-      return device == c10::kCUDA;
-    case Route::kGloo:
-      return device != c10::kCUDA;
-    default:
-      return false;
-  }
+  return route == Route::kFallback || route == (device == c10::kCUDA ? Route::kNccl : Route::kGloo);
 }
 
 Route route_of(const RouteSteps& steps, uint64_t bytes) {

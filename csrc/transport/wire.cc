@@ -8,20 +8,8 @@ bool check(const void* data, size_t size) {
   if (size < sizeof(Header)) return false;
   Header header;
   std::memcpy(&header, data, sizeof header);
-  if (header.magic != kMagic) return false;
-  switch (header.type) {
-    case Type::kReady:
-    case Type::kData:
-    case Type::kAbort:
-    case Type::kWritten:
-    case Type::kClosed:
-    case Type::kAsk:
-    case Type::kSentAll:
-    case Type::kLeaving:
-    case Type::kTaken:
-      return header.bytes == size - sizeof(Header);
-  }
-  return false;
+  bool known = header.type >= Type::kReady && header.type <= Type::kTaken;
+  return header.magic == kMagic && known && header.bytes == size - sizeof(Header);
 }
 
 uint64_t mac_of(const siphash::Key& key, const Header& header, const void* payload) {

@@ -141,10 +141,10 @@ struct Job {
     made->what.reduce_op = op;
     made->what.segments = 1;
     made->what.digest = count;
-    made->plan.dtype = made->what.dtype;
-    made->plan.op = op;
-    made->plan.divisor = op == ReduceOp::kAvg ? r.context.ranks : 1;
-    made->plan.blocks = 2;
+    made->plan.how.dtype = made->what.dtype;
+    made->plan.how.op = op;
+    made->plan.how.divisor = op == ReduceOp::kAvg ? r.context.ranks : 1;
+    made->plan.how.blocks = 2;
     return made;
   }
   // Of tensors side by side, in each rank's block of `out` as well; one tensor if `counts` is empty.

@@ -32,14 +32,14 @@ TEST(Driving, AThreadLeavesACoreOnWhichAnotherRankPolls) {
     for (int turn = 0; turn < 2000 && any == 0; ++turn) {
       (void)cores.take(0);  // both ranks, which may then go where they want
       sched_setaffinity(0, sizeof before, &before);
-      std::vector<int> in{static_cast<int>(c.engine.own_core().times_left())}, out(2);
+      std::vector<int> in{static_cast<int>(c.engine.times_moved())}, out(2);
       for (int call = 0; call < 10; ++call) {
         Status status = c.run(gather_of(in, out, c.ranks));
         ASSERT_TRUE(status.ok()) << status.message();
       }
       any = static_cast<uint64_t>(out[0] + out[1]);
     }
-    left += c.engine.own_core().times_left();
+    left += c.engine.times_moved();
     cpu_set_t after;
     sched_getaffinity(0, sizeof after, &after);
     EXPECT_TRUE(CPU_EQUAL(&after, &before));

@@ -159,7 +159,7 @@ TEST(HostDevice, RecordsWhatJoinsARecordingAndRefusesTheRest) {
 TEST(HostDevice, AStreamThatWaitsHoldsUpTheOthersOfItsHardwareQueue) {
   HostDevice gpu;
   std::vector<device::Stream> streams;
-  for (size_t i = 0; i < device::HostQueues::kQueues + 1; ++i)
+  for (size_t i = 0; i < device::HostDevice::kQueues + 1; ++i)
     streams.push_back(gpu.create_stream().value());
   uint32_t gate = 0, beside = 0, behind = 0;
   ASSERT_TRUE(gpu.wait_flag(streams.front(), &gate, 1).ok());

@@ -230,7 +230,7 @@ TEST_F(MeasuredGroup, ThePairThatMeasuresIsNoDirectoryOfTheJob) {
     options.whole_job = true;
     auto group = Group::create(*process, store, rank, 2, options);
     EXPECT_TRUE(says(group.status(), "the store is full"));
-    EXPECT_EQ(process->known_processes().place().directory, nullptr);
+    EXPECT_EQ(process->place().directory, nullptr);
   });
 }
 

@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "child.h"
-#include "group/local_watch.h"
+#include "group/failure_detector.h"
 #include "rank_processes.h"
 
 namespace smddp {
@@ -114,7 +114,8 @@ class Stopped : public testing::Test {
   }
   Status look() {
     now_ += kSecond;
-    return watch_.look(now_);
+    failures_.watch(now_);
+    return health_.verdict();
   }
 
   Child child_{[](Child& self) {
@@ -134,7 +135,9 @@ class Stopped : public testing::Test {
   StagingPool staging_;
   FragmentQueue fragments_;
   FragmentContext context_{members_, shape_, local_, remote_, turns_, tallies_, health_, staging_};
-  LocalWatch watch_{members_, local_, fragments_, 5 * kSecond};
+  RemoteWatch remote_watch_{{}, members_, remote_, fragments_, {}, 0};
+  FailureDetector failures_{members_, local_,        remote_,        fragments_,
+                            health_,  remote_watch_, 3600 * kSecond, 5 * kSecond};
   uint64_t now_ = 1000 * kSecond;
 };
 

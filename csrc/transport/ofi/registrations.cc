@@ -29,15 +29,8 @@ fi_mr_attr attributes(const iovec& memory, uint64_t access, uint64_t key,
 }
 
 uint64_t access_flags(Access access) {
-  switch (access) {
-    case Access::kSend:
-      return FI_SEND | FI_WRITE;
-    case Access::kRead:
-      return FI_READ;
-    case Access::kRemoteWrite:
-      return FI_REMOTE_WRITE;
-  }
-  return 0;
+  constexpr uint64_t kFlags[] = {FI_SEND | FI_WRITE, FI_READ, FI_REMOTE_WRITE};  // by Access
+  return kFlags[static_cast<size_t>(access)];
 }
 
 }  // namespace
