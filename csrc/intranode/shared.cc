@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <utility>
 
 namespace smddp::intranode {
@@ -36,11 +37,15 @@ Result<Shared> create_shared(const char* label, size_t size, unsigned flags) {
 Result<Mapping> map_shared(int pid, int fd, const std::string& what) {
   FileDescriptor opened(open(fd_path(pid, fd).c_str(), O_RDWR | O_CLOEXEC));
   if (!opened) {
-    return errno_status(
-        "could not open the shared segment of " + what + " (process " + std::to_string(pid) +
-        "): it has ended or could not join, runs as another user or in another pid "
-        "namespace, or is not dumpable (prctl, or file capabilities of its program); "
-        "give ranks that can't share memory different SMDDP_HOST_ID");
+    std::string text =
+        "could not open the shared segment of " + what + " (process " + std::to_string(pid) + ")";
+    if (errno != EMFILE && errno != ENFILE) {  // not for want of descriptors
+      text +=
+          ": it has ended or could not join, runs as another user or in another pid "
+          "namespace, or is not dumpable (prctl, or file capabilities of its program); "
+          "give ranks that can't share memory different SMDDP_HOST_ID";
+    }
+    return errno_status(text);
   }
   struct stat info;
   if (!holds(opened.get(), 1, &info)) {

@@ -17,6 +17,7 @@ epoch descriptors, threads and memory of a process do not grow, nor do the keys 
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import random
@@ -218,6 +219,8 @@ def accused(text: str) -> set[tuple[int, str]]:
     # What follows is the cause, and before it, a consequence. A rank that is waited for in vain.
     cause = text.rpartition(", after a failure: ")[2].rpartition(" s on rank")[2]
     cause = re.sub(r"^ \d+ \([\w-]+\)|can't send to rank \d+|", "", cause)
+    cause = re.sub(r"rank \d+ \([\w-]+\) could not join group '\d+': (?=ranks)", "", cause)
+    cause = re.sub(rf"rank \d+ \([\w-]+\): (?=.*: {os.strerror(errno.EMFILE)})", "", cause)
     named = {(int(number), host) for number, host in NAMED.findall(cause)}
     for several in re.findall(r"ranks ([\d, ]+)", cause):
         named |= {(int(number), "") for number in several.split(",") if number.strip()}
@@ -287,7 +290,8 @@ class Soak:
         reports = {key for key in left if re.search(r"smddp-report/\d", key)}
         self.totals["keys"] += len(reports)
         if reports and not failed and fault in HARMLESS:
-            self.wrong.append(f"{what}: a report without an error: {sorted(reports)}")
+            whys = [self.world._store.get(key) for key in sorted(reports) if "reason" in key]
+            self.wrong.append(f"{what}: a report without an error: {whys}")
         # A rank without descriptors can't remove its own.
         removes = fault != "kill" and not fault.startswith("no descriptors")
         if left - reports and not failed and removes:
