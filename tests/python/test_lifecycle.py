@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness import programs
+from harness import growth, programs
 from harness.programs import Programs, assert_clean
-from harness.world import shared_memory_left
+from harness.training import Trainer
+from harness.world import fresh, shared_memory_left
 
 LAYOUTS = ("AA", "AB")
 
@@ -105,6 +106,21 @@ def test_a_program_ends_without_destroying_its_group(name: str, layout: str) -> 
         assert not code or "the program's own error" in end.errors
         for word in ("terminate called", "Fatal", "Aborted", *([] if code else ["Traceback"])):
             assert word not in end.errors, end.errors
+
+
+@pytest.mark.rare
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nothing_grows_with_default_groups(layout: str) -> None:
+    with fresh(layout, backend=None) as world:
+        assert world.run(growth.with_default_groups, "smddp", timeout=220) == [{}] * world.size
+
+
+@pytest.mark.rare
+@pytest.mark.slow
+@pytest.mark.timeout(600, method="signal")  # at first DeepSpeed compiles an operation
+def test_nothing_grows_with_engines(trainer: Trainer) -> None:
+    grown = trainer.call("harness.growth:with_engines", "AA", "smddp", limit=250)
+    assert grown == [{}] * 2
 
 
 def test_a_wait_ends_with_the_process() -> None:
