@@ -3,7 +3,7 @@
 and which of them may name torch, CUDA and libfabric.
 
 torch -> gpu -> group -> collectives -> {progress, flows} -> {intranode, joining, network, liveness}
-      -> {transport, device, kernels, topology, recorder} -> common
+      -> {transport, device, coding, kernels, topology, recorder} -> common
 
 joining/ finds who the ranks of a group are and that they agree, as far as the store tells it; the
 steps that need the engine or flows are in group/. network/ has the model of the network; how a pair
@@ -38,6 +38,7 @@ FOLDERS = {
     "network": "common topology",
     "joining": "common topology intranode network",
     "kernels": "common",
+    "coding": "common kernels",  # chooses the instruction set as kernels/ does
     "device": "common kernels",
     "transport": "common",
     "transport/ofi": "common transport",

@@ -1,6 +1,6 @@
 // Vectors of the instruction set that the including source is compiled for, and the conversion of elements
-// of each type to and from them. Only reduce_kernels.inc.h includes this. Everything is in an unnamed
-// namespace; reduce_kernels.h says why.
+// of each type to and from them. reduce_kernels.inc.h and coding/coding_kernels.inc.h include this. Everything is
+// in an unnamed namespace; reduce_kernels.h says why.
 #pragma once
 
 #include <cstddef>

@@ -1,0 +1,177 @@
+#include "coding/coding.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+
+#include "coding/coding_kernels.h"
+#include "kernels/reduce.h"
+
+namespace smddp::coding {
+namespace {
+
+static_assert(std::endian::native == std::endian::little);
+
+// A header: the length of the block (2 bytes), its form, and the base of its window. A form of kCodedForm or more
+// is that of a coded block, and states its width.
+constexpr uint8_t kRawForm = 0, kZerosForm = 1, kCodedForm = 2;
+constexpr size_t kSamples = 128;
+
+struct Header {
+  uint16_t bytes;
+  uint8_t form, base;
+};
+static_assert(sizeof(Header) == kHeaderBytes && kBlockBytes + kHeaderBytes <= UINT16_MAX);
+
+const Coder& coder() {
+  switch (kernels::isa()) {
+    case kernels::Isa::kAvx512:
+      return *avx512_coder();
+    case kernels::Isa::kAvx2:
+      return *avx2_coder();
+    case kernels::Isa::kBaseline:
+      break;
+  }
+  return *baseline_coder();
+}
+
+// What encode() plans for a block.
+struct Plan {
+  size_t expected;  // bytes of its groups
+  Window window;
+  bool zeros;  // all elements of the sample are
+};
+
+// Of `groups` groups, at least one, by elements at equal distances.
+Plan plan_of(const std::byte* from, size_t groups, size_t size) {
+  const size_t elements = groups * kGroup, step = elements / kSamples * size;
+  uint8_t counts[2][kTopValues] =
+      {};  // equal values in turn: an increment waits for the one before it
+  unsigned any = 0, low = kTopValues, high = 0;
+  const std::byte* element = from;
+  for (size_t i = 0; i < kSamples; ++i, element += step) {
+    unsigned top = static_cast<unsigned>(element[size - 1]), value = top % kTopValues;
+    any |= top | static_cast<unsigned>(element[0]);
+    low = std::min(low, value);
+    high = std::max(high, value);
+    ++counts[i % 2][value];
+  }
+  unsigned
+      below[kTopValues + 1];  // how many of the sample are below a value; from `low` to high + 1
+  below[low] = 0;
+  for (unsigned v = low; v <= high; ++v) below[v + 1] = below[v] + counts[0][v] + counts[1][v];
+  Plan best{SIZE_MAX, {}, any == 0};
+  for (unsigned width = 0; width <= kMostWidth; ++width) {
+    const unsigned values = 1u << width;
+    unsigned most = 0, base = 0;
+    // From the highest window on: of the values that the sample lacks, lower ones are more frequent.
+    for (unsigned end = high + 1; end > low; --end) {
+      unsigned begin = end - std::min(end, values);
+      unsigned within = below[end] - below[std::max(begin, low)];
+      if (within > most) {
+        most = within;
+        base = begin;
+      }
+      if (begin <= low) break;
+    }
+    size_t far = (kSamples - most) * (elements / kSamples);
+    size_t bytes = groups * (kCount + kPlane * (1 + width)) + far * kFarBytes;
+    if (bytes < best.expected) best = {bytes, {width, base}, best.zeros};
+    if (far == 0) break;
+  }
+  best.expected += elements * (size - 1);
+  return best;
+}
+
+bool all_zeros(const std::byte* from, size_t bytes) {
+  return bytes == 0 || (from[0] == std::byte{0} && std::memcmp(from, from + 1, bytes - 1) == 0);
+}
+
+size_t groups_of(size_t bytes, Dtype dtype) {
+  return codes(dtype) ? bytes / (kGroup * size_of(dtype)) : 0;
+}
+
+void store(std::byte* to, size_t bytes, uint8_t form, unsigned base = 0) {
+  Header header{static_cast<uint16_t>(bytes), form, static_cast<uint8_t>(base)};
+  std::memcpy(to, &header, sizeof header);
+}
+
+size_t encode_raw(std::byte* to, const std::byte* from, size_t bytes) {
+  store(to, kHeaderBytes + bytes, kRawForm);
+  kernels::copy(to + kHeaderBytes, from, bytes, false);
+  return kHeaderBytes + bytes;
+}
+
+}  // namespace
+
+bool codes(Dtype dtype) {
+  return dtype == Dtype::kBFloat16 || dtype == Dtype::kFloat16 || dtype == Dtype::kFloat32;
+}
+
+size_t encode(std::byte* to, const std::byte* from, size_t bytes, Dtype dtype) {
+  size_t groups = groups_of(bytes, dtype);
+  if (groups == 0) return encode_raw(to, from, bytes);
+  size_t size = size_of(dtype), coded = groups * kGroup * size;
+  Plan plan = plan_of(from, groups, size);
+  if (plan.zeros && all_zeros(from, bytes)) {
+    store(to, kHeaderBytes, kZerosForm);
+    return kHeaderBytes;
+  }
+  size_t limit = bytes - bytes / 16;
+  limit -= std::min(limit, bytes - coded);
+  size_t taken = plan.expected > limit
+                     ? 0
+                     : coder().encode(to + kHeaderBytes, limit, from, groups, size, plan.window);
+  if (taken == 0) return encode_raw(to, from, bytes);
+  std::memcpy(to + kHeaderBytes + taken, from + coded, bytes - coded);
+  taken += kHeaderBytes + bytes - coded;
+  store(to, taken, static_cast<uint8_t>(kCodedForm + plan.window.width), plan.window.base);
+  return taken;
+}
+
+size_t estimate(const std::byte* from, size_t bytes, Dtype dtype) {
+  size_t groups = groups_of(bytes, dtype);
+  if (groups == 0) return kHeaderBytes + bytes;
+  Plan plan = plan_of(from, groups, size_of(dtype));
+  if (plan.zeros) return kHeaderBytes;
+  size_t expected = plan.expected + bytes - groups * kGroup * size_of(dtype);
+  return kHeaderBytes + (expected > bytes - bytes / 16 ? bytes : expected);
+}
+
+bool read_header(const std::byte* from, size_t available, Block* block) {
+  Header header;
+  if (available < sizeof header) return false;
+  std::memcpy(&header, from, sizeof header);
+  *block = {header.bytes, header.form == kRawForm};
+  return header.form <= kCodedForm + kMostWidth && header.bytes >= kHeaderBytes &&
+         header.bytes <= std::min(available, kBlockBytes + kHeaderBytes);
+}
+
+bool decode(std::byte* to, size_t bytes, const std::byte* from, size_t coded, Dtype dtype) {
+  Block block;
+  if (!read_header(from, coded, &block) || block.bytes != coded) return false;
+  Header header;
+  std::memcpy(&header, from, sizeof header);
+  from += kHeaderBytes;
+  coded -= kHeaderBytes;
+  if (header.form == kRawForm) {
+    if (coded != bytes) return false;
+    kernels::copy(to, from, bytes, false);
+    return true;
+  }
+  if (header.form == kZerosForm) {
+    if (coded == 0) std::memset(to, 0, bytes);
+    return coded == 0;
+  }
+  Window window{static_cast<unsigned>(header.form - kCodedForm), header.base};
+  size_t groups = groups_of(bytes, dtype);
+  if (groups == 0 || window.base + (1u << window.width) > kTopValues) return false;
+  size_t in_groups = groups * kGroup * size_of(dtype), tail = bytes - in_groups;
+  if (coded < tail) return false;
+  coded -= tail;
+  std::memcpy(to + in_groups, from + coded, tail);
+  return coder().decode(to, from, coded, groups, size_of(dtype), window);
+}
+
+}  // namespace smddp::coding

@@ -1,0 +1,55 @@
+// Lossless coding of floating-point data, block by block, so that it takes fewer bytes on a network. It must
+// not know flows, ranks or messages, only addresses and element types. Whoever sends or receives between
+// hosts calls it.
+//
+// Trained weights, gradients and activations have few different exponents. The upper byte of an element is its
+// sign and seven bits: of the exponent in bf16 and fp32, of exponent and mantissa in fp16. A block replaces
+// the seven bits by a distance of `width` bits from a base that it states, and lists the elements that are
+// further away. All other bytes stay as they are. Every bit pattern comes back as it was.
+//
+// A block depends on no other one. It begins with a header, states its own length, and is at most a header
+// longer than its raw bytes. The bytes of a block may come from anyone: see decode().
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "common/types.h"
+
+namespace smddp::coding {
+
+// The most raw bytes of a block. A block and its code fit into a processor's first-level cache.
+inline constexpr size_t kBlockBytes = 16 << 10;
+inline constexpr size_t kHeaderBytes = 4;
+
+// Whether blocks of this type can be shorter than their raw bytes. Other types are raw.
+bool codes(Dtype dtype);
+
+// The most bytes that `bytes` raw bytes take in blocks of kBlockBytes, the last of them shorter.
+constexpr size_t most_coded(size_t bytes) {
+  return bytes + (bytes + kBlockBytes - 1) / kBlockBytes * kHeaderBytes;
+}
+
+// Codes one block of `bytes` raw bytes, 0 to kBlockBytes, into `to`, which has bytes + kHeaderBytes bytes, and
+// returns how many of them the block takes. It is raw if coding saves less than 1/16. Nothing need be aligned,
+// and `bytes` need be no multiple of an element's size. The ranges do not overlap.
+size_t encode(std::byte* to, const std::byte* from, size_t bytes, Dtype dtype);
+
+// About how many bytes encode() would return, from a sample of the elements: for a small part of its time.
+size_t estimate(const std::byte* from, size_t bytes, Dtype dtype);
+
+// What the header of a block says.
+struct Block {
+  size_t bytes;  // of the block, its header included; kHeaderBytes to kBlockBytes + kHeaderBytes
+  bool raw;      // the raw bytes follow the header
+};
+// False: the `available` bytes at `from` do not begin with the header of a block, or end before the block.
+bool read_header(const std::byte* from, size_t available, Block* block);
+
+// Decodes the block of `coded` bytes at `from` to the `bytes` raw bytes at `to`. False: these are not a whole
+// block of so many raw bytes; what stands at `to` is then not defined. Whatever the block holds, no byte outside
+// of the two ranges is read or written. A damaged block that still is a block decodes to other values: the caller
+// finds out who sent it. Nothing need be aligned; the ranges do not overlap.
+bool decode(std::byte* to, size_t bytes, const std::byte* from, size_t coded, Dtype dtype);
+
+}  // namespace smddp::coding
