@@ -104,7 +104,7 @@ void rates(size_t bytes, size_t slots, Dtype dtype) {
   double decoding = seconds([&] {
     for (size_t i = 0; i < blocks; ++i) {
       size_t which = slots == 1 ? last : i;
-      if (!coding::decode(block(which), coding::kBlockBytes, slot(which), lengths[which], dtype))
+      if (!coding::decode(block(which), coding::kBlockBytes, slot(which), lengths[which]))
         std::abort();
     }
   });

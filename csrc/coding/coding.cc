@@ -13,9 +13,9 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little);
 
-// A header: the length of the block (2 bytes), its form, and the base of its window. A form of kCodedForm or more
-// is that of a coded block, and states its width.
-constexpr uint8_t kRawForm = 0, kZerosForm = 1, kCodedForm = 2;
+// A header: the length of the block (2 bytes), its form, and the base of its window. The form of a coded block is
+// kCodedForm and its width, and kWide if its elements have four bytes, else two.
+constexpr unsigned kRawForm = 0, kZerosForm = 1, kCodedForm = 2, kWide = 8;
 constexpr size_t kSamples = 128;
 
 struct Header {
@@ -43,9 +43,9 @@ struct Plan {
   bool zeros;  // all elements of the sample are
 };
 
-// Of `groups` groups, at least one, by elements at equal distances.
+// Of `groups` groups, at least one, by elements at equal distances. An odd distance meets all columns of a matrix.
 Plan plan_of(const std::byte* from, size_t groups, size_t size) {
-  const size_t elements = groups * kGroup, step = elements / kSamples * size;
+  const size_t elements = groups * kGroup, step = (elements / kSamples - 1) * size;
   uint8_t counts[2][kTopValues] =
       {};  // equal values in turn: an increment waits for the one before it
   unsigned any = 0, low = kTopValues, high = 0;
@@ -92,14 +92,15 @@ size_t groups_of(size_t bytes, Dtype dtype) {
   return codes(dtype) ? bytes / (kGroup * size_of(dtype)) : 0;
 }
 
-void store(std::byte* to, size_t bytes, uint8_t form, unsigned base = 0) {
-  Header header{static_cast<uint16_t>(bytes), form, static_cast<uint8_t>(base)};
+void store(std::byte* to, size_t bytes, unsigned form, unsigned base = 0) {
+  Header header{static_cast<uint16_t>(bytes), static_cast<uint8_t>(form),
+                static_cast<uint8_t>(base)};
   std::memcpy(to, &header, sizeof header);
 }
 
 size_t encode_raw(std::byte* to, const std::byte* from, size_t bytes) {
   store(to, kHeaderBytes + bytes, kRawForm);
-  kernels::copy(to + kHeaderBytes, from, bytes, false);
+  if (bytes > 0) kernels::copy(to + kHeaderBytes, from, bytes, false);
   return kHeaderBytes + bytes;
 }
 
@@ -126,7 +127,7 @@ size_t encode(std::byte* to, const std::byte* from, size_t bytes, Dtype dtype) {
   if (taken == 0) return encode_raw(to, from, bytes);
   std::memcpy(to + kHeaderBytes + taken, from + coded, bytes - coded);
   taken += kHeaderBytes + bytes - coded;
-  store(to, taken, static_cast<uint8_t>(kCodedForm + plan.window.width), plan.window.base);
+  store(to, taken, kCodedForm + plan.window.width + (size == 4 ? kWide : 0), plan.window.base);
   return taken;
 }
 
@@ -144,11 +145,11 @@ bool read_header(const std::byte* from, size_t available, Block* block) {
   if (available < sizeof header) return false;
   std::memcpy(&header, from, sizeof header);
   *block = {header.bytes, header.form == kRawForm};
-  return header.form <= kCodedForm + kMostWidth && header.bytes >= kHeaderBytes &&
+  return header.bytes >= kHeaderBytes &&
          header.bytes <= std::min(available, kBlockBytes + kHeaderBytes);
 }
 
-bool decode(std::byte* to, size_t bytes, const std::byte* from, size_t coded, Dtype dtype) {
+bool decode(std::byte* to, size_t bytes, const std::byte* from, size_t coded) {
   Block block;
   if (!read_header(from, coded, &block) || block.bytes != coded) return false;
   Header header;
@@ -156,22 +157,24 @@ bool decode(std::byte* to, size_t bytes, const std::byte* from, size_t coded, Dt
   from += kHeaderBytes;
   coded -= kHeaderBytes;
   if (header.form == kRawForm) {
-    if (coded != bytes) return false;
-    kernels::copy(to, from, bytes, false);
-    return true;
+    if (coded == bytes && bytes > 0) kernels::copy(to, from, bytes, false);
+    return coded == bytes;
   }
   if (header.form == kZerosForm) {
-    if (coded == 0) std::memset(to, 0, bytes);
-    return coded == 0;
+    if (coded != 0 || bytes == 0) return false;
+    std::memset(to, 0, bytes);
+    return true;
   }
-  Window window{static_cast<unsigned>(header.form - kCodedForm), header.base};
-  size_t groups = groups_of(bytes, dtype);
-  if (groups == 0 || window.base + (1u << window.width) > kTopValues) return false;
-  size_t in_groups = groups * kGroup * size_of(dtype), tail = bytes - in_groups;
+  const size_t size = header.form < kWide ? 2 : 4;
+  const unsigned width = header.form % kWide - kCodedForm;
+  if (header.form >= 2 * kWide || width > kMostWidth) return false;
+  const size_t groups = bytes / (kGroup * size);
+  if (groups == 0 || header.base + (1u << width) > kTopValues) return false;
+  size_t in_groups = groups * kGroup * size, tail = bytes - in_groups;
   if (coded < tail) return false;
   coded -= tail;
   std::memcpy(to + in_groups, from + coded, tail);
-  return coder().decode(to, from, coded, groups, size_of(dtype), window);
+  return coder().decode(to, from, coded, groups, size, {width, header.base});
 }
 
 }  // namespace smddp::coding

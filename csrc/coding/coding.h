@@ -1,14 +1,13 @@
 // Lossless coding of floating-point data, block by block, so that it takes fewer bytes on a network. It must
-// not know flows, ranks or messages, only addresses and element types. Whoever sends or receives between
-// hosts calls it.
+// not know flows, ranks or messages, only addresses and element types. The flows between hosts call it.
 //
 // Trained weights, gradients and activations have few different exponents. The upper byte of an element is its
 // sign and seven bits: of the exponent in bf16 and fp32, of exponent and mantissa in fp16. A block replaces
 // the seven bits by a distance of `width` bits from a base that it states, and lists the elements that are
 // further away. All other bytes stay as they are. Every bit pattern comes back as it was.
 //
-// A block depends on no other one. It begins with a header, states its own length, and is at most a header
-// longer than its raw bytes. The bytes of a block may come from anyone: see decode().
+// A block depends on no other one. It begins with a header, states its own length and the size of its
+// elements, and is at most a header longer than its raw bytes. decode() takes any bytes.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +18,7 @@
 namespace smddp::coding {
 
 // The most raw bytes of a block. A block and its code fit into a processor's first-level cache.
-inline constexpr size_t kBlockBytes = 16 << 10;
+inline constexpr size_t kBlockBytes = 8 << 10;
 inline constexpr size_t kHeaderBytes = 4;
 
 // Whether blocks of this type can be shorter than their raw bytes. Other types are raw.
@@ -48,8 +47,8 @@ bool read_header(const std::byte* from, size_t available, Block* block);
 
 // Decodes the block of `coded` bytes at `from` to the `bytes` raw bytes at `to`. False: these are not a whole
 // block of so many raw bytes; what stands at `to` is then not defined. Whatever the block holds, no byte outside
-// of the two ranges is read or written. A damaged block that still is a block decodes to other values: the caller
-// finds out who sent it. Nothing need be aligned; the ranges do not overlap.
-bool decode(std::byte* to, size_t bytes, const std::byte* from, size_t coded, Dtype dtype);
+// of the two ranges is read or written. A damaged block that still is a block decodes to other values. The caller
+// checks that its sender is a member of the job. Nothing need be aligned; the ranges do not overlap.
+bool decode(std::byte* to, size_t bytes, const std::byte* from, size_t coded);
 
 }  // namespace smddp::coding

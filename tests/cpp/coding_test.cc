@@ -1,4 +1,4 @@
-#include "coding/coding.h"
+#include "coding/piece.h"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -61,7 +61,7 @@ constexpr Data kAllData[] = {Data::kZeros,  Data::kNormal,  Data::kScales,
 
 uint32_t bits_of(float x, Dtype dtype) {
   uint32_t bits;
-  if (dtype == Dtype::kFloat32) {
+  if (size_of(dtype) == sizeof bits) {
     std::memcpy(&bits, &x, sizeof bits);
     return bits;
   }
@@ -126,7 +126,8 @@ Memory encoded(const Memory& raw, Dtype dtype) {
   return coded;
 }
 
-int form_of(const Memory& coded) { return static_cast<int>(coded[2]); }
+// Without the size of the elements.
+int form_of(const Memory& coded) { return static_cast<int>(coded[2]) % 8; }
 
 // Memory to memory, between guard pages, with every instruction set: the same code, and the same values again.
 void expect_round_trip(const Memory& raw, Dtype dtype, bool at_end = true) {
@@ -143,7 +144,7 @@ void expect_round_trip(const Memory& raw, Dtype dtype, bool at_end = true) {
     ASSERT_EQ(block.bytes, coded);
     ASSERT_EQ(block.raw, form_of(now) == kRawForm);
     Guarded received(now, at_end), to(raw.size(), at_end);
-    ASSERT_TRUE(coding::decode(to.data(), raw.size(), received.data(), coded, dtype));
+    ASSERT_TRUE(coding::decode(to.data(), raw.size(), received.data(), coded));
     ASSERT_TRUE(to.holds(raw));
   });
 }
@@ -192,10 +193,10 @@ TEST(Coding, EveryWidthComesBack) {
   }
 }
 
-// The values of one group that the sample suggests are in another part of the block.
+// All elements of the sample are zero.
 TEST(Coding, ASampleThatMissesWhatMattersCostsNoMoreThanRaw) {
   for (Dtype dtype : kCoded) {
-    size_t size = size_of(dtype), step = kBlockBytes / size / 128;
+    size_t size = size_of(dtype), step = kBlockBytes / size / 128 - 1;
     for (uint32_t others : {0u, 0xffffffffu, 0x7f7f7f7fu}) {
       Memory raw(kBlockBytes);
       for (size_t i = 0; i < kBlockBytes / size; ++i) {
@@ -236,11 +237,11 @@ TEST(Coding, RefusesEveryTruncatedBlock) {
         for (size_t left = 0; left < coded.size(); ++left) {
           std::byte* part = from.data() + coded.size() - left;
           std::memcpy(part, coded.data(), left);
-          ASSERT_FALSE(coding::decode(to.data(), bytes, part, left, dtype)) << left;
+          ASSERT_FALSE(coding::decode(to.data(), bytes, part, left)) << left;
           if (left < 2) continue;
           auto stated = static_cast<uint16_t>(left);
           std::memcpy(part, &stated, sizeof stated);
-          ASSERT_FALSE(coding::decode(to.data(), bytes, part, left, dtype)) << left;
+          ASSERT_FALSE(coding::decode(to.data(), bytes, part, left)) << left;
         }
       });
     }
@@ -254,15 +255,34 @@ TEST(Coding, RefusesABlockOfAnotherLength) {
       Memory coded = encoded(make(data, bytes, dtype, 3), dtype);
       for (size_t other : {size_t{0}, bytes / 2, bytes - 1, bytes + 1, 2 * bytes}) {
         Guarded from(coded), to(other);
-        EXPECT_FALSE(coding::decode(to.data(), other, from.data(), coded.size(), dtype)) << other;
+        EXPECT_FALSE(coding::decode(to.data(), other, from.data(), coded.size())) << other;
       }
-      coded.push_back({});  // beyond what the header states
-      Guarded from(coded), to(bytes);
-      EXPECT_FALSE(coding::decode(to.data(), bytes, from.data(), coded.size(), dtype));
-      coding::Block block;
-      EXPECT_TRUE(coding::read_header(from.data(), coded.size(), &block));
-      EXPECT_EQ(block.bytes, coded.size() - 1);
+      for (size_t more = 1; more <= 4; ++more) {
+        coded.push_back({});
+        Guarded from(coded), to(bytes);
+        EXPECT_FALSE(coding::decode(to.data(), bytes, from.data(), coded.size()));
+        auto stated = static_cast<uint16_t>(coded.size());
+        std::memcpy(from.data(), &stated, sizeof stated);
+        EXPECT_FALSE(coding::decode(to.data(), bytes, from.data(), coded.size()));
+      }
     }
+  }
+}
+
+TEST(Coding, AHeaderStatesALengthThatIsThere) {
+  Memory coded = encoded(make(Data::kNormal, kBlockBytes, Dtype::kFloat32, 1), Dtype::kFloat32);
+  coding::Block block;
+  for (size_t available = 0; available < coded.size(); ++available) {
+    Guarded from(std::span<const std::byte>(coded).first(available));
+    EXPECT_FALSE(coding::read_header(from.data(), available, &block)) << available;
+  }
+  size_t before = coded.size();
+  coded.resize(1 << 16);
+  ASSERT_TRUE(coding::read_header(coded.data(), coded.size(), &block));
+  EXPECT_EQ(block.bytes, before);
+  for (size_t stated : {size_t{0}, kHeaderBytes - 1, kBlockBytes + kHeaderBytes + 1}) {
+    std::memcpy(coded.data(), &stated, 2);
+    EXPECT_FALSE(coding::read_header(coded.data(), coded.size(), &block)) << stated;
   }
 }
 
@@ -285,7 +305,7 @@ TEST(Coding, ADamagedBlockTouchesNothingElse) {
         with_each_isa([&] {
           bool at_end = round % 2 == 0;
           Guarded from(damaged, at_end), to(Memory(bytes), at_end);
-          bool now = coding::decode(to.data(), bytes, from.data(), damaged.size(), dtype);
+          bool now = coding::decode(to.data(), bytes, from.data(), damaged.size());
           if (std::exchange(is_first, false)) {
             accepted = now;
             result.assign(to.data(), to.data() + bytes);
@@ -304,13 +324,89 @@ TEST(Coding, RefusesAWindowThatDoesNotExist) {
   ASSERT_EQ(form_of(coded), kCodedForm + 2);
   auto accepts = [&](unsigned base) {
     coded[3] = static_cast<std::byte>(base);
-    return coding::decode(to.data(), to.size(), coded.data(), coded.size(), Dtype::kBFloat16);
+    return coding::decode(to.data(), to.size(), coded.data(), coded.size());
   };
   EXPECT_TRUE(accepts(124));
   EXPECT_FALSE(accepts(125));
   EXPECT_FALSE(accepts(255));
-  coded[2] = std::byte{kCodedForm + 6};
-  EXPECT_FALSE(accepts(0));
+  for (int form : {kCodedForm + 6, kCodedForm + 16, 8, 9, 255}) {
+    coded[2] = static_cast<std::byte>(form);
+    EXPECT_FALSE(accepts(0)) << form;
+  }
+}
+
+// --- pieces -----------------------------------------------------------------------------------------
+
+// Blocks of several kinds of data in turn; the first is raw if `raw_first`.
+Memory piece_of(size_t bytes, Dtype dtype, bool raw_first) {
+  Memory raw;
+  for (uint32_t i = raw_first ? 0 : 1; raw.size() < bytes; ++i) {
+    Data data = i % 4 == 1 ? Data::kNormal : i % 4 == 3 ? Data::kZeros : Data::kRandomBits;
+    Memory block = make(data, std::min(kBlockBytes, bytes - raw.size()), dtype, i);
+    raw.insert(raw.end(), block.begin(), block.end());
+  }
+  return raw;
+}
+
+TEST(CodedPiece, ComesBackElsewhereAndInPlace) {
+  for (Dtype dtype : kCoded) {
+    for (bool raw_first : {false, true}) {
+      for (size_t blocks : {0, 1, 2, 3, 4, 9, 16}) {
+        for (size_t less : {size_t{0}, size_t{3}, kBlockBytes / 2}) {
+          size_t bytes = blocks * kBlockBytes - std::min(blocks * kBlockBytes, less);
+          Memory raw = piece_of(bytes, dtype, raw_first);
+          Guarded code(coding::most_coded(bytes)), to(bytes), place(bytes);
+          size_t coded = coding::encode_piece(code.data(), raw.data(), bytes, dtype);
+          ASSERT_LE(coded, coding::most_coded(bytes));
+          ASSERT_TRUE(coding::decode_piece(to.data(), bytes, code.data(), coded));
+          ASSERT_TRUE(to.holds(raw));
+          bool shorter = coded <= bytes;
+          if (bytes > 0) std::memcpy(place.data(), code.data(), std::min(coded, bytes));
+          ASSERT_EQ(coding::decode_in_place(place.data(), bytes, coded), shorter);
+          if (shorter) ASSERT_TRUE(place.holds(raw)) << bytes;
+        }
+      }
+    }
+  }
+}
+
+// A raw block takes more than its values: its last bytes lie where the values of the next block go.
+TEST(CodedPiece, InPlaceAfterManyRawBlocks) {
+  Memory raw = make(Data::kRandomBits, coding::kPieceBytes, Dtype::kBFloat16, 1);
+  std::memset(raw.data() + raw.size() - kBlockBytes, 0, kBlockBytes);
+  Memory code(coding::most_coded(raw.size()));
+  size_t coded = coding::encode_piece(code.data(), raw.data(), raw.size(), Dtype::kBFloat16);
+  ASSERT_LT(coded, raw.size());
+  Guarded place(raw.size());
+  std::memcpy(place.data(), code.data(), coded);
+  ASSERT_TRUE(coding::decode_in_place(place.data(), raw.size(), coded));
+  EXPECT_TRUE(place.holds(raw));
+}
+
+TEST(CodedPiece, DamagedOrTruncatedTouchesNothingElse) {
+  std::mt19937 random(23);
+  size_t bytes = 3 * kBlockBytes + 100;
+  Memory raw = piece_of(bytes, Dtype::kFloat32, false);
+  Memory code(coding::most_coded(bytes));
+  code.resize(coding::encode_piece(code.data(), raw.data(), bytes, Dtype::kFloat32));
+  ASSERT_LT(code.size(), bytes);
+  for (int round = 0; round < 1000; ++round) {
+    Memory damaged = code;
+    if (round % 2 == 0) damaged.resize(random() % code.size());
+    // In every second round the header of a block.
+    coding::Block first;
+    ASSERT_TRUE(coding::read_header(code.data(), code.size(), &first));
+    size_t at = round % 4 < 2 ? first.bytes + random() % 4 : random() % code.size();
+    if (at < damaged.size()) damaged[at] = static_cast<std::byte>(random());
+    Guarded from(damaged), to(bytes), place(bytes);
+    bool accepted = coding::decode_piece(to.data(), bytes, from.data(), damaged.size());
+    ASSERT_FALSE(accepted && round % 2 == 0);
+    std::memcpy(place.data(), damaged.data(), damaged.size());
+    ASSERT_EQ(coding::decode_in_place(place.data(), bytes, damaged.size()), accepted);
+    if (accepted) ASSERT_TRUE(place.holds(std::span<const std::byte>(to.data(), bytes)));
+  }
+  Memory place(bytes);
+  EXPECT_FALSE(coding::decode_in_place(place.data(), bytes, bytes + 1));
 }
 
 }  // namespace
