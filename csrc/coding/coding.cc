@@ -36,51 +36,74 @@ const Coder& coder() {
   return *baseline_coder();
 }
 
-// What encode() plans for a block.
-struct Plan {
-  size_t expected;  // bytes of its groups
-  Window window;
-  bool zeros;  // all elements of the sample are
-};
+// The values below the sign of some elements.
+struct Sample {
+  unsigned low, high;              // of the values
+  unsigned below[kTopValues + 1];  // how many are below a value; from `low` to high + 1
+  bool zeros;                      // all elements are zero, but for bytes that it does not look at
 
-// Of `groups` groups, at least one, by elements at equal distances. An odd distance meets all columns of a matrix.
-Plan plan_of(const std::byte* from, size_t groups, size_t size) {
-  const size_t elements = groups * kGroup, step = (elements / kSamples - 1) * size;
-  uint8_t counts[2][kTopValues] =
-      {};  // equal values in turn: an increment waits for the one before it
-  unsigned any = 0, low = kTopValues, high = 0;
-  const std::byte* element = from;
-  for (size_t i = 0; i < kSamples; ++i, element += step) {
-    unsigned top = static_cast<unsigned>(element[size - 1]), value = top % kTopValues;
-    any |= top | static_cast<unsigned>(element[0]);
-    low = std::min(low, value);
-    high = std::max(high, value);
-    ++counts[i % 2][value];
-  }
-  unsigned
-      below[kTopValues + 1];  // how many of the sample are below a value; from `low` to high + 1
-  below[low] = 0;
-  for (unsigned v = low; v <= high; ++v) below[v + 1] = below[v] + counts[0][v] + counts[1][v];
-  Plan best{SIZE_MAX, {}, any == 0};
-  for (unsigned width = 0; width <= kMostWidth; ++width) {
-    const unsigned values = 1u << width;
-    unsigned most = 0, base = 0;
-    // From the highest window on: of the values that the sample lacks, lower ones are more frequent.
+  // How many are within the best window of a width. The higher of two equal ones: of the values that a sample
+  // lacks, lower ones are more frequent.
+  unsigned within(Window* window) const {
+    const unsigned values = 1u << window->width;
+    unsigned most = 0;
     for (unsigned end = high + 1; end > low; --end) {
       unsigned begin = end - std::min(end, values);
-      unsigned within = below[end] - below[std::max(begin, low)];
-      if (within > most) {
-        most = within;
-        base = begin;
+      unsigned count = below[end] - below[std::max(begin, low)];
+      if (count > most) {
+        most = count;
+        window->base = begin;
       }
       if (begin <= low) break;
     }
-    size_t far = (kSamples - most) * (elements / kSamples);
-    size_t bytes = groups * (kCount + kPlane * (1 + width)) + far * kFarBytes;
-    if (bytes < best.expected) best = {bytes, {width, base}, best.zeros};
-    if (far == 0) break;
+    return most;
   }
-  best.expected += elements * (size - 1);
+};
+
+// Of `groups` groups, at least one: elements at equal distances. An odd distance meets all columns of a matrix.
+Sample sample_of(const std::byte* from, size_t groups, size_t size) {
+  const size_t step = (groups * kGroup / kSamples - 1) * size;
+  uint8_t counts[2][kTopValues] =
+      {};  // in turn: an increment waits for the one before it of the same value
+  unsigned any = 0;
+  Sample sample{kTopValues, 0, {}, false};
+  for (size_t i = 0; i < kSamples; ++i, from += step) {
+    unsigned top = static_cast<unsigned>(from[size - 1]), value = top % kTopValues;
+    any |= top | static_cast<unsigned>(from[0]);
+    sample.low = std::min(sample.low, value);
+    sample.high = std::max(sample.high, value);
+    ++counts[i % 2][value];
+  }
+  for (unsigned v = sample.low; v <= sample.high; ++v)
+    sample.below[v + 1] = sample.below[v] + counts[0][v] + counts[1][v];
+  sample.zeros = any == 0;
+  return sample;
+}
+
+// What encode() plans for groups.
+struct Plan {
+  size_t expected;  // bytes
+  Window window;
+  bool zeros;  // maybe all elements are zero
+};
+
+Plan plan_of(const std::byte* from, size_t groups, size_t size) {
+  const Sample sample = sample_of(from, groups, size);
+  const size_t elements = groups * kGroup;
+  auto bytes_with = [&](Window* window) {
+    size_t far = (kSamples - sample.within(window)) * (elements / kSamples);
+    return groups * (kCount + kPlane * (1 + window->width)) + far * kFarBytes +
+           elements * (size - 1);
+  };
+  Plan best{SIZE_MAX, {kMostWidth, 0}, sample.zeros};
+  best.expected = bytes_with(&best.window);
+  // Where even the widest window lacks so many elements that they take more than they save, all windows do.
+  if (best.expected > groups * kPlane * (kMostWidth + 1) + elements * size) return best;
+  for (unsigned width = 0; width < kMostWidth; ++width) {
+    Window window{width, 0};
+    size_t bytes = bytes_with(&window);
+    if (bytes < best.expected) best = {bytes, window, best.zeros};
+  }
   return best;
 }
 

@@ -405,7 +405,11 @@ TEST(CodedPiece, DamagedOrTruncatedTouchesNothingElse) {
     ASSERT_EQ(coding::decode_in_place(place.data(), bytes, damaged.size()), accepted);
     if (accepted) ASSERT_TRUE(place.holds(std::span<const std::byte>(to.data(), bytes)));
   }
-  Memory place(bytes);
+  Guarded place(bytes), to(bytes);
+  code.push_back({});
+  EXPECT_FALSE(coding::decode_piece(to.data(), bytes, code.data(), code.size()));
+  std::memcpy(place.data(), code.data(), code.size());
+  EXPECT_FALSE(coding::decode_in_place(place.data(), bytes, code.size()));
   EXPECT_FALSE(coding::decode_in_place(place.data(), bytes, bytes + 1));
 }
 
