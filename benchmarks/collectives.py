@@ -24,6 +24,7 @@ This build and an earlier one, in turns:
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from shared.host_set import ROOT
 PEERS = (
     "smddp-shared",
     "smddp-async",
+    "smddp-coded",
     "smddp-direct",
     "smddp-log",
     "smddp-joint",
@@ -75,8 +77,9 @@ def add_competitors(parser: argparse.ArgumentParser) -> None:
         "allows; sockets, sockets-doubling: plain TCP sockets between hosts; "
         "fake: torch's backend that does nothing, for calls of up to 4 KiB; smddp-shared: "
         "the core with its buffers in memory that the ranks share; smddp-async: the core with "
-        "callers that do not wait in it; smddp-direct, smddp-log, smddp-joint: the core with this "
-        "pattern between hosts in place of the selector's choice. Default: gloo",
+        "callers that do not wait in it; smddp-coded: with coding where it pays; smddp-direct, "
+        "smddp-log, smddp-joint: the core with this pattern between hosts in place of the "
+        "selector's choice. Default: gloo",
     )
     add(
         "--from",
@@ -109,6 +112,12 @@ def add_measurement(parser: argparse.ArgumentParser) -> None:
         "--dtypes",
         help=f"types, of {', '.join(BYTES_OF)}, for all operations. Default: both with --ranks; "
         "between emulated hosts fp32 for AllGather and bf16 for sums",
+    )
+    add(
+        "--data",
+        choices=("zeros", "weights", "random"),
+        default="zeros",
+        help="what the core's timed calls move: zeros, normally distributed values, random bits",
     )
     add("--turns", type=int, default=5, help="timed turns of each competitor; default: 5")
     add(
@@ -173,6 +182,8 @@ def main() -> int:
     parser = make_parser()
     args = parser.parse_args()
     complete(args, parser)
+    if args.data != "zeros":
+        os.environ["TURN_DATA"] = args.data  # turns.h
     from calls.run import run
 
     return run(args)

@@ -1,10 +1,11 @@
 // One rank of the core, without torch, that runs collectives in turns (see turns.h).
 //
-//     RANK=0 WORLD_SIZE=2 SMDDP_HOST_ID=a core_collectives PIPES STORE [shared|async]
+//     RANK=0 WORLD_SIZE=2 SMDDP_HOST_ID=a core_collectives PIPES STORE [shared|async|coded]
 //
 // PIPES is the directory with the named pipes of all ranks, STORE an empty directory that all ranks
 // can read and write. With `shared` the buffers lie in memory that the ranks of a host share. With `async` no
-// thread waits in the engine: its background thread carries each call out, and the caller sleeps meanwhile.
+// thread waits in the engine: its background thread carries each call out, and the caller sleeps meanwhile. With
+// `coded` data is coded between hosts where that pays.
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -24,7 +25,7 @@ namespace {
 struct World {
   Engine& engine;
   Group& group;
-  bool async;
+  bool async, coded;
 };
 
 // Wakes a thread that sleeps on it, outside the engine.
@@ -69,6 +70,7 @@ std::shared_ptr<Noticed> operation_of(const turn_case& what, int ranks) {
   auto op = std::make_shared<Noticed>();
   op->element_size = turn_size_of(what.dtype);
   op->digest = what.count;
+  op->dtype = what.dtype == TURN_FP32 ? Dtype::kFloat32 : Dtype::kBFloat16;
   op->tensors = static_cast<uint32_t>(what.tensors);
   if (what.op == TURN_ALL_GATHER || what.op == TURN_ALL_GATHER_64) {
     op->collective = Collective::kAllGather;
@@ -76,7 +78,6 @@ std::shared_ptr<Noticed> operation_of(const turn_case& what, int ranks) {
     add_parts(op->output, what, ranks);
     return op;
   }
-  op->dtype = what.dtype == TURN_FP32 ? Dtype::kFloat32 : Dtype::kBFloat16;
   op->reduce_op = ReduceOp::kSum;
   add_parts(op->input, what, ranks);
   if (what.op == TURN_REDUCE_SCATTER) {
@@ -90,7 +91,9 @@ std::shared_ptr<Noticed> operation_of(const turn_case& what, int ranks) {
 }
 
 int finish(World& world, const std::shared_ptr<Noticed>& op) {
-  world.group.submit(op, {}, world.async);
+  Tuning tuning;
+  if (world.coded) tuning.coding = Coding::kAuto;
+  world.group.submit(op, tuning, world.async);
   if (world.async) op->sleep_until_over();
   world.engine.wait(*op);  // for a moment, if it is over
   if (op->status().ok()) return 0;
@@ -149,7 +152,7 @@ int run(const char* pipes, const char* directory, const std::string& mode) {
   options.timeout_ns = 120'000'000'000ull;
   auto group = Group::create(*process.value(), store, rank, ranks, options);
   if (!group.ok()) return fail(group.status().message());
-  World world{process.value()->engine(), *group.value(), mode == "async"};
+  World world{process.value()->engine(), *group.value(), mode == "async", mode == "coded"};
   bool shared = mode == "shared";
   turn_program program{rank,
                        ranks,
@@ -169,7 +172,7 @@ int run(const char* pipes, const char* directory, const std::string& mode) {
 
 int main(int argc, char** argv) {
   std::string mode = argc == 4 ? argv[3] : "";
-  if (argc != 3 && mode != "shared" && mode != "async")
-    return smddp::fail("usage: core_collectives PIPES STORE [shared|async]");
+  if (argc != 3 && mode != "shared" && mode != "async" && mode != "coded")
+    return smddp::fail("usage: core_collectives PIPES STORE [shared|async|coded]");
   return smddp::run(argv[1], argv[2], mode);
 }

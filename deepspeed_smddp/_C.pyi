@@ -18,7 +18,9 @@ class StatisticsRow(TypedDict):
 
     This rank reads the bytes of the other ranks of its host in three ways: ``slot_bytes`` went
     through a slot of shared memory, ``in_place_bytes`` were read in place, in memory that the ranks
-    share (``deepspeed_smddp.memory``), and ``single_copy_bytes`` came by ``process_vm_readv``.
+    share (``deepspeed_smddp.memory``), and ``single_copy_bytes`` came by ``process_vm_readv``. It
+    has sent ``sent_bytes`` to other hosts, which stand for ``sent_raw_bytes``: coded, fewer travel
+    (docs/coding.md).
 
     If processes outside the job have sent to this rank, the row of ``collective`` ``"refused"``
     counts in ``calls`` what was dropped (docs/security.md). The last messages of a group that this
@@ -34,6 +36,8 @@ class StatisticsRow(TypedDict):
     slot_bytes: int
     in_place_bytes: int
     single_copy_bytes: int
+    sent_bytes: int
+    sent_raw_bytes: int
     seconds: float
     wait_seconds: float
 
@@ -121,6 +125,7 @@ def configure(
     allgather_bucket_elements: int = 0,
     reduce_scatter_bucket_bytes: int = 0,
     reduce_precision_fp32: bool = False,
+    coding: str = "auto",
     fallback: str = "warn",
     max_sms: int = 9,
     reduce_on_cpu: bool = False,

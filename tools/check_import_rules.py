@@ -45,7 +45,7 @@ FOLDERS = {
     "liveness": "common",  # beside libfabric: plain TCP
     "intranode": "common kernels device",
     "progress": "common topology network joining transport intranode liveness",
-    "flows": "common topology transport intranode",
+    "flows": "common topology transport intranode coding",
     # Of CPU tensors: no device.
     "collectives": "common topology network kernels transport intranode progress flows recorder",
     "group": "common recorder topology joining network transport intranode liveness progress flows "

@@ -31,6 +31,7 @@ from .competitors import CallCompetitor, Copy, Core, Fake, Forced, Sockets, Torc
 
 SHARED = f"{OURS}-shared"
 ASYNC = f"{OURS}-async"
+CODED = f"{OURS}-coded"
 FORCED = {f"{OURS}-{pattern}": pattern for pattern in ("direct", "log", "joint")}
 
 
@@ -49,6 +50,8 @@ def competitors(args: argparse.Namespace, builds: Sequence[Build]) -> list[CallC
             out += [Core(SHARED, build, "shared") for build in builds]
         elif name == ASYNC:
             out += [Core(ASYNC, build, "async") for build in builds]
+        elif name == CODED:
+            out += [Core(CODED, build, "coded") for build in builds]
         elif name in FORCED:
             out += [Forced(name, build, FORCED[name]) for build in builds]
         elif name == "copy":
@@ -75,7 +78,7 @@ class Results:
         for build in builds:
             core, package = build.core_version(), build.package_version()
             self.commits |= {
-                f"{name}{build.suffix}": core for name in (OURS, SHARED, ASYNC, *FORCED)
+                f"{name}{build.suffix}": core for name in (OURS, SHARED, ASYNC, CODED, *FORCED)
             }
             self.commits[f"{FROM_TORCH}{build.suffix}"] = package
         commits = ", ".join(f"{name} {commit}" for name, commit in self.commits.items())

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "intranode/arena.h"
+#include "kernels/reduce.h"
 
 namespace smddp {
 namespace {
@@ -31,6 +32,14 @@ FlowLimits Fragment::limits_of(const FragmentContext& context, size_t chunk_byte
   if (network.ordered) return {reach_bytes(context.shape), SIZE_MAX};
   return {reach_bytes(context.shape, chunk_bytes, network.nics),
           send_window_bytes(context.shape, chunk_bytes, network.nics)};
+}
+
+FlowCoding Fragment::coding_of(const FragmentContext& context) const {
+  const Shape& shape = context.shape;
+  bool unrounded = (operation_->signature().options & kPartialsInFp32) != 0 && !gathers_sums_;
+  return {operation_->coding,
+          unrounded ? kernels::accumulator_of(operation_->dtype) : operation_->dtype,
+          shape.network.bytes_per_ns * shape.nodes / shape.ranks, context.coding};
 }
 
 bool Fragment::streams() const {
@@ -164,7 +173,8 @@ Status Fragment::on_message(const wire::Header& h, const std::byte* payload) {
     return flows_.on_ready(source, h.offset, granted ? &grant : nullptr);
   }
   has_received_ = true;
-  if (h.type == wire::Type::kWritten) return flows_.on_written(source, h.offset);
+  if (h.type == wire::Type::kWritten)
+    return flows_.on_written(source, h.offset, {payload, h.bytes});
   ReceiveFlow* receive = flows_.on_data(source, h.offset, h.bytes);
   if (receive == nullptr) {
     return {Code::kMismatch,

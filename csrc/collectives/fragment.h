@@ -33,6 +33,7 @@ struct FragmentContext {
   RemotePeers& remote;
   RailTurns& turns;
   PeerTallies& tallies;
+  CodingChoice& coding;
   Health& health;
   StagingPool& staging;
 };
@@ -67,7 +68,8 @@ class Fragment {
                {operation_->signature(), seq, operation_->plan().pattern,
                 operation_->plan().chunk_bytes, begin == 0, operation_->on_device,
                 limits_of(context, operation_->plan().chunk_bytes),
-                gathers_sums ? nullptr : &context.tallies, operation_->waited_from_ns}) {}
+                gathers_sums ? nullptr : &context.tallies, operation_->waited_from_ns,
+                coding_of(context), operation_->sent}) {}
   Fragment(const Fragment&) = delete;
   Fragment& operator=(const Fragment&) = delete;
   virtual ~Fragment() = default;
@@ -234,6 +236,7 @@ class Fragment {
 
  private:
   static FlowLimits limits_of(const FragmentContext& context, size_t chunk_bytes);
+  FlowCoding coding_of(const FragmentContext& context) const;
   void look_at_inboxes();
   // Whether a rank, whose first message of the fragment is a `type`, sent it as soon as it had started.
   // `receive`: the flow from it, or nullptr.

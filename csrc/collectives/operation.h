@@ -9,6 +9,7 @@
 #include "collectives/selector.h"
 #include "common/clock.h"
 #include "common/signature.h"
+#include "flows/coding_choice.h"
 #include "progress/task.h"
 #include "recorder/flight_recorder.h"
 
@@ -60,16 +61,18 @@ class Operation : public Task, public OperationTerms {
   // The blocks are memory of a device that is lent to the network: each block of an AllGather lies end to
   // end, this rank's own block is in place, and the group has one rank per host. No processor touches them.
   bool on_device = false;
+  Coding coding = Coding::kOff;
   uint64_t called_ns = now_ns();
   // Since when a caller waits for it; 0: none has waited.
   std::atomic<uint64_t> waited_from_ns{0};
 
   // Valid once complete: how many fragments it took on the wire, the largest of them (bytes of all ranks'
-  // blocks), and the way the bytes went.
+  // blocks), the way the bytes went, and those that went to other hosts.
   uint32_t fragments = 0;
   uint64_t largest_fragment = 0;
   std::string path;
   Taken taken;
+  SentBytes sent;
 
   int divisor_among(int ranks) const {
     return reduce_op != ReduceOp::kAvg ? 1 : divisor != 0 ? divisor : ranks;

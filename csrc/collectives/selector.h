@@ -9,6 +9,7 @@
 
 #include "common/status.h"
 #include "common/types.h"
+#include "flows/coding_choice.h"
 #include "network/model.h"
 #include "topology/pattern.h"
 
@@ -30,6 +31,7 @@ struct Tuning {
   size_t reduce_scatter_bucket_bytes = 0;
   bool reduce_precision_fp32 = false;  // partial sums of half types travel in fp32
   Algorithm algorithm = Algorithm::kAuto;
+  Coding coding = Coding::kOff;  // ranks need not agree
 };
 
 // The shape of a group.

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "common/types.h"
+#include "flows/coding_choice.h"
 #include "transport/transport.h"
 
 namespace smddp {
@@ -143,12 +144,13 @@ class ReceiveFlow {
   ReceiveFlow& operator=(const ReceiveFlow&) = delete;
   // Chunks of the region.
   uint64_t chunks() const { return (grant.bytes + grant.chunk_bytes - 1) / grant.chunk_bytes; }
-  // The first `count` chunks are in memory, and its owner sees them.
-  void on_chunks(uint64_t count) {
-    uint64_t to = std::min<uint64_t>(run.bytes(), eager_prefix + count * grant.chunk_bytes);
-    uint64_t from = eager_prefix + seen * grant.chunk_bytes;
-    if (count > seen) coverage.add(from, to - from);
-    seen = std::max(seen, count);
+  // Where a chunk begins in the run; the run's end for the one behind the last.
+  size_t begin_of(uint64_t chunk) const {
+    return std::min<size_t>(run.bytes(), eager_prefix + chunk * grant.chunk_bytes);
+  }
+  // `count` chunks from `first` on are in memory, and its owner sees them. False: one of them came before.
+  bool on_chunks(uint64_t first, uint64_t count) {
+    return coverage.add(begin_of(first), begin_of(first + count) - begin_of(first));
   }
   bool eager() const { return eager_prefix == run.bytes(); }
   bool complete() const { return coverage.complete(); }
@@ -164,15 +166,15 @@ class ReceiveFlow {
   Coverage coverage;
   std::byte* memory = nullptr;  // where the run lies end to end, if it does: may be granted
   wire::Grant grant{};
-  bool granted = false;  // a region is open, for the bytes behind the eager prefix
-  uint32_t region = 0;   // its number
-  uint64_t written =
-      0;              // its chunks, from the first on, that are in memory, as the sender has said
-  uint64_t seen = 0;  // and those of them that the memory's owner sees
-  size_t allowed;     // bytes of the run that the sender may send
+  bool granted = false;   // a region is open, for the bytes behind the eager prefix
+  uint32_t region = 0;    // its number
+  uint64_t written = 0;   // its chunks that are in memory, as the sender has said
+  uint64_t withheld = 0;  // the one that counts once the memory's owner sees all of them
+  size_t saved = 0;       // bytes that did not travel, as chunks were coded
+  size_t allowed;         // bytes of the run that the sender may send
   // Bytes of the eager prefix, and behind it those that the receive budget counts as arrived.
   size_t counted;
-  // When bytes behind the prefix were seen first, and how many bytes were here then; 0: not yet.
+  // When bytes behind the prefix were seen first, and how many bytes had travelled then; 0: not yet.
   uint64_t first_ns = 0;
   size_t first_bytes = 0;
 };
@@ -189,9 +191,11 @@ struct SendFlow {
   bool granted = false;
   wire::Grant grant{};
   size_t sent = 0;
-  size_t whole_shards = 0;  // from the first on: that are known to be whole on this rank
-  WriteBatches chunks;      // that the transport still works on
-  size_t told = 0;          // bytes of the run of which the target knows that they are there
+  size_t whole_shards = 0;       // from the first on: that are known to be whole on this rank
+  WriteBatches chunks;           // that the transport still works on
+  size_t told = 0;               // bytes of the run of which the target knows that they are there
+  std::vector<uint32_t> untold;  // of each chunk behind those: how many bytes are coded, or 0
+  CodingState coding;
 
   bool eager() const { return eager_prefix == run.bytes(); }
   // What goes out next is written, which the target does not notice.

@@ -12,6 +12,8 @@ namespace {
 constexpr size_t kGrain = 64;
 // Fewer written bytes are not worth a message while more are sent.
 constexpr size_t kLeastTold = 128 << 10;
+// Nor more than so many coded ones, which the target decodes while others are under way.
+constexpr size_t kMostCoded = 256 << 10;
 
 constexpr size_t payload_of(size_t message) {
   return (message - sizeof(wire::Header)) / kGrain * kGrain;
@@ -126,12 +128,12 @@ void FragmentFlows::time(ReceiveFlow& receive) const {
   if (terms_.tallies == nullptr) return;
   if (receive.first_ns == 0) {
     receive.first_ns = now_ns();
-    receive.first_bytes = receive.coverage.total();
+    receive.first_bytes = receive.coverage.total() - receive.saved;
   } else if (receive.complete()) {
     uint64_t now = now_ns();
     uint64_t waited_from = terms_.waited_from_ns.load(std::memory_order_relaxed);
     PeerTally& tally = terms_.tallies->of(receive.source);
-    tally.flow_bytes += receive.run.bytes() - receive.first_bytes;
+    tally.flow_bytes += receive.run.bytes() - receive.saved - receive.first_bytes;
     tally.flow_ns += now - receive.first_ns;
     if (waited_from != 0)
       tally.flow_waited_ns += now - std::min(now, std::max(receive.first_ns, waited_from));
@@ -143,8 +145,8 @@ void FragmentFlows::see_written() {
   for (size_t i = received_; i < receives_.size(); ++i) {
     ReceiveFlow& receive = receives_[i];
     bool last = receive.granted && receive.written == receive.chunks();
-    if (last && receive.seen < receive.written && remote_.transport().visible(receive.region))
-      receive.on_chunks(receive.written);
+    if (last && !receive.complete() && remote_.transport().visible(receive.region))
+      receive.on_chunks(receive.withheld, 1);
   }
 }
 
@@ -246,19 +248,37 @@ Status FragmentFlows::on_ready(Rank source, uint64_t allowed, const wire::Grant*
   return {};
 }
 
-Status FragmentFlows::on_written(Rank source, uint64_t chunks) {
+// Words may overtake one another where writes do.
+Status FragmentFlows::on_written(Rank source, uint64_t first, std::span<const std::byte> lengths) {
   ReceiveFlow* receive = receives_.find(source);
-  if (receive == nullptr || !receive->granted || chunks > receive->chunks())
+  uint64_t count = lengths.size() / sizeof(uint32_t);
+  if (receive == nullptr || !receive->granted || count == 0 || first > receive->chunks() ||
+      count > receive->chunks() - first)
     return {Code::kMismatch, members_.describe(source) + " wrote more than it was allowed to"};
-  if (chunks > remote_.transport().arrived(receive->region)) {
+  if (first + count > remote_.transport().arrived(receive->region)) {
     return {Code::kPeerLost,
             members_.describe(source) +
                 " is lost: the connection to it broke, and what was under way is lost"};
   }
-  receive->written = std::max(receive->written, chunks);
-  bool last = terms_.on_device && receive->written == receive->chunks();
-  receive->on_chunks(receive->written - (last && receive->seen < receive->written ? 1 : 0));
+  receive->written += count;
+  bool withholds = terms_.on_device && receive->written == receive->chunks();
+  if (withholds) receive->withheld = first + --count;
+  if (!receive->on_chunks(first, count))
+    return {Code::kMismatch, members_.describe(source) + " wrote the same bytes twice"};
+  for (uint64_t i = 0; i < count; ++i) {
+    uint32_t coded;
+    std::memcpy(&coded, lengths.data() + i * sizeof coded, sizeof coded);
+    if (coded > 0 && !decode(*receive, first + i, coded))
+      return {Code::kMismatch, members_.describe(source) + " sent damaged code"};
+  }
   return {};
+}
+
+bool FragmentFlows::decode(ReceiveFlow& receive, uint64_t chunk, size_t coded) {
+  size_t begin = receive.begin_of(chunk), bytes = receive.begin_of(chunk + 1) - begin;
+  if (terms_.on_device || coded >= bytes) return false;
+  receive.saved += bytes - coded;
+  return terms_.coding.choice.decode(receive.memory + begin, bytes, coded);
 }
 
 ReceiveFlow* FragmentFlows::on_data(Rank source, uint64_t offset, uint64_t bytes) {
@@ -290,8 +310,31 @@ size_t FragmentFlows::message_bytes(const SendFlow& send) const {
 }
 
 bool FragmentFlows::send_chunk(SendFlow& send, size_t bytes) {
-  return remote_.transport().write(remote_.peer(send.target), send.grant, chunk_index(send),
-                                   send.memory + send.sent, bytes, send.chunks.pending());
+  const FlowCoding& how = terms_.coding;
+  bool codes = !terms_.on_device && how.choice.codes(send.coding, how, send.memory + send.sent,
+                                                     bytes, chunk_index(send));
+  if (codes) return send_coded(send, bytes);
+  bool started = remote_.transport().write(remote_.peer(send.target), send.grant, chunk_index(send),
+                                           send.memory + send.sent, bytes, send.chunks.pending());
+  if (started) count_chunk(send, bytes, bytes);
+  return started;
+}
+
+bool FragmentFlows::send_coded(SendFlow& send, size_t bytes) {
+  std::byte* to = nullptr;
+  transport::MessageBuffer* buffer = acquire(send, &to);
+  if (buffer == nullptr) return false;
+  size_t coded = terms_.coding.choice.encode(send.coding, to, send.memory + send.sent, bytes,
+                                             terms_.coding.dtype);
+  post(send, buffer, coded);
+  count_chunk(send, bytes, coded);
+  return true;
+}
+
+void FragmentFlows::count_chunk(SendFlow& send, size_t bytes, size_t sent) {
+  send.untold.push_back(sent < bytes ? static_cast<uint32_t>(sent) : 0);
+  terms_.sent.sent += sent;
+  terms_.sent.raw += bytes;
 }
 
 transport::MessageBuffer* FragmentFlows::acquire(const SendFlow& send, std::byte** to) {
@@ -327,11 +370,17 @@ void FragmentFlows::tell_written(SendFlow& send, bool waits) {
   if (written <= send.told) return;
   size_t worth = std::max(
       kLeastTold, std::min((send.allowed - send.told) / 4, (send.run.bytes() - send.told) / 8));
-  if (!waits && (!progress_matters(send) || written - send.told < worth)) return;
-  size_t bytes = written - send.eager_prefix;
-  uint64_t chunks = (bytes + send.grant.chunk_bytes - 1) / send.grant.chunk_bytes;
-  if (remote_.send_written(send.target, terms_.seq, terms_.signature_of(send.run), chunks))
-    send.told = written;
+  if (send.coding.codes) worth = std::min(worth, kMostCoded);
+  bool matters = send.coding.codes || progress_matters(send);
+  if (!waits && (!matters || written - send.told < worth)) return;
+  const size_t chunk = send.grant.chunk_bytes;
+  const size_t count = (written - send.told + chunk - 1) / chunk;
+  if (!remote_.send_written(send.target, terms_.seq, terms_.signature_of(send.run),
+                            (send.told - send.eager_prefix) / chunk,
+                            std::span(send.untold).first(count)))
+    return;
+  send.told = written;
+  send.untold.erase(send.untold.begin(), send.untold.begin() + static_cast<ptrdiff_t>(count));
 }
 
 bool FragmentFlows::complete() const {

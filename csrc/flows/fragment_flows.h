@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <span>
 #include <vector>
 
+#include "flows/coding_choice.h"
 #include "flows/flow.h"
 #include "flows/peer_tallies.h"
 #include "flows/rail_turns.h"
@@ -39,6 +41,8 @@ struct FlowTerms {
   // for others' bytes meanwhile; else nullptr.
   PeerTallies* tallies;
   const std::atomic<uint64_t>& waited_from_ns;  // the operation's
+  FlowCoding coding;
+  SentBytes& sent;  // the operation's
 
   // As every message of a flow carries it.
   Signature signature_of(const ShardRun& run) const {
@@ -89,8 +93,9 @@ class FragmentFlows {
   // The flow that bytes [offset, offset + bytes) from `source` belong to, which counts them as arrived.
   // nullptr: they are not part of this fragment, or came before.
   ReceiveFlow* on_data(Rank source, uint64_t offset, uint64_t bytes);
-  // `source` says that the first `chunks` chunks of its flow are in this rank's memory.
-  Status on_written(Rank source, uint64_t chunks);
+  // `source` says that chunks of its flow, from `first` on, are in this rank's memory: one for each length in
+  // `lengths`, as in wire::kMostTold. Decodes those that are coded.
+  Status on_written(Rank source, uint64_t first, std::span<const std::byte> lengths);
   // Repeats the READYs to the senders whose data is still to come, and asks them whether it has left.
   void remind();
   // Whether nothing of this fragment is left to send to `target`.
@@ -121,12 +126,17 @@ class FragmentFlows {
   void count_arrived();
   void time(ReceiveFlow& receive) const;
   void see_written();
+  bool decode(ReceiveFlow& receive, uint64_t chunk, size_t coded);
   size_t allowance(const ReceiveFlow& receive);
   bool has_turn(const SendFlow& send) const;
   // Whether what `send` sends next is a chunk that has to wait.
   bool window_full(const SendFlow& send) const;
   size_t message_bytes(const SendFlow& send) const;
+  // Sends the next chunk, from where it lies or coded. False: there is no room for it now.
   bool send_chunk(SendFlow& send, size_t bytes);
+  bool send_coded(SendFlow& send, size_t bytes);
+  // The next chunk has left, in `sent` bytes.
+  void count_chunk(SendFlow& send, size_t bytes, size_t sent);
   // A buffer for the next part of a flow that does not go straight from memory, or nullptr for now.
   transport::MessageBuffer* acquire(const SendFlow& send, std::byte** to);
   void post(SendFlow& send, transport::MessageBuffer* buffer, size_t bytes);
@@ -183,7 +193,7 @@ bool FragmentFlows::send_one(SendFlow& send, size_t available, Fill&& fill) {
   auto may_send = [&](size_t* bytes) {
     if (send.sent == send.run.bytes() || !has_turn(send) || !clear_early(send)) return false;
     *bytes = std::min(message_bytes(send), send.allowed - send.sent);
-    return *bytes > 0 && available >= send.sent + *bytes;
+    return *bytes > 0 && available >= send.sent + *bytes && send.untold.size() < wire::kMostTold;
   };
   size_t bytes = 0;
   bool goes_on = may_send(&bytes), writes = send.in_chunks();
@@ -203,9 +213,13 @@ bool FragmentFlows::send_one(SendFlow& send, size_t available, Fill&& fill) {
       fill(send.sent, to, bytes);
     }
     post(send, buffer, bytes);
+    if (writes) count_chunk(send, bytes, bytes);
   }
   send.sent += bytes;
-  if (!writes) send.told = send.sent;  // the target notices what is not written
+  if (writes) return true;
+  terms_.sent.sent += bytes;
+  terms_.sent.raw += bytes;
+  send.told = send.sent;  // the target notices what is not written
   return true;
 }
 

@@ -166,6 +166,20 @@ bool RemotePeers::send(wire::Type type, Rank to, uint64_t seq, const Signature& 
   return true;
 }
 
+bool RemotePeers::send_written(Rank to, uint64_t seq, const Signature& signature, uint64_t first,
+                               std::span<const uint32_t> coded) {
+  static_assert(sizeof(wire::Header) + wire::kMostTold * sizeof(uint32_t) <=
+                transport::kControlMessage);
+  transport::MessageBuffer* buffer = transport_->acquire(peer(to), true);
+  if (buffer == nullptr) return false;
+  wire::Header h = header(wire::Type::kWritten, to, seq, signature);
+  h.offset = first;
+  h.bytes = coded.size_bytes();
+  std::memcpy(buffer->data + sizeof h, coded.data(), coded.size_bytes());
+  post(buffer, h);
+  return true;
+}
+
 void RemotePeers::on_peer_lost(transport::Peer peer) {
   for (Rank rank : ranks_) {
     RemotePeer& state = of(rank);

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -90,11 +91,10 @@ class RemotePeers {
   // offset + bytes) of the flow of fragment `seq`.
   void send_data(Rank to, transport::MessageBuffer* buffer, uint64_t seq,
                  const Signature& signature, uint64_t offset, size_t bytes);
-  // Tells `to` that the first `chunks` chunks of the flow to it are in its memory once this message is
-  // taken. False: no buffer is free now.
-  bool send_written(Rank to, uint64_t seq, const Signature& signature, uint64_t chunks) {
-    return send(wire::Type::kWritten, to, seq, signature, chunks);
-  }
+  // Tells `to` that chunks of the flow to it, from `first` on, are in its memory once this message is taken.
+  // `coded`: how many bytes of each are coded, or 0; of at most wire::kMostTold. False: no buffer is free now.
+  bool send_written(Rank to, uint64_t seq, const Signature& signature, uint64_t first,
+                    std::span<const uint32_t> coded);
   // Asks `to` for kSentAll, or sends it. If no buffer is free now nothing is sent: the question is repeated.
   void send_question(wire::Type type, Rank to, uint64_t seq, const Signature& signature) {
     send(type, to, seq, signature, 0);

@@ -36,9 +36,9 @@ bool Closing::holds(const std::shared_ptr<Task>& task, Status why) {
   return true;
 }
 
-void Closing::on_written(const wire::Header& header) {
+void Closing::on_written(const wire::Header& header, const std::byte* payload) {
   // What a peer says wrongly now is of no consequence: the group is broken already.
-  if (Fragment* fragment = fragments_.find(header.seq)) (void)fragment->on_message(header, nullptr);
+  if (Fragment* fragment = fragments_.find(header.seq)) (void)fragment->on_message(header, payload);
 }
 
 }  // namespace smddp

@@ -29,7 +29,7 @@ class Closing {
   // Withdraws the right of every peer to write into memory of the group's fragments.
   void close_flows();
   // `header`: of the peer's word on what it has written.
-  void on_written(const wire::Header& header);
+  void on_written(const wire::Header& header, const std::byte* payload);
 
   // Takes a task that came after the error, to fail with the fragments: peers may still write into memory of
   // theirs, and an error says that they don't. False: there is no fragment left.

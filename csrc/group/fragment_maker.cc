@@ -62,6 +62,7 @@ void FragmentMaker::plan(Operation& op, const Tuning& tuning) const {
   if (chosen.algorithm == Algorithm::kAuto) chosen.algorithm = algorithm_;
   size_t largest = pairs ? std::max(op.input.largest(), op.output.largest()) : blocks.largest();
   op.plan_ = select({op.collective, largest, op.element_size, op.dtype}, shape_, chosen);
+  op.coding = tuning.coding;
   int options = op.options | pattern::signature_option(op.plan_.pattern);
   if (sums(op.collective) && tuning.reduce_precision_fp32) options |= kPartialsInFp32;
   op.signature_ = {op.collective,

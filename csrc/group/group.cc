@@ -70,7 +70,7 @@ Group::Group(Process& process, Options options, GroupParts parts)
                 options_.silence_ns),
       closing_(remote_, fragments_),
       recorder_(options_.name + options_.part),
-      context_{members_, shape_, local_, remote_, turns_, tallies_, health_, process_.staging()},
+      context_{members_, shape_, local_, remote_, turns_, tallies_, coding_, health_, process_.staging()},
       maker_(context_, parts.algorithm, fragments_) {}
 
 Result<std::unique_ptr<Group>> Group::subgroup(Store& store, const std::string& label,
@@ -324,7 +324,7 @@ bool Group::on_message(const wire::Header& header, const std::byte* payload) {
   } else if (health_.ok()) {
     take(header, payload);
   } else if (header.type == wire::Type::kWritten) {
-    closing_.on_written(header);
+    closing_.on_written(header, payload);
   }
   return true;
 }

@@ -111,6 +111,7 @@ class Group : private Progressable {
   RemotePeers remote_;
   RailTurns turns_;
   PeerTallies tallies_;
+  CodingChoice coding_;
   Health health_;
   FragmentQueue fragments_;
   RemoteWatch remote_watch_;

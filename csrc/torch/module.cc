@@ -75,8 +75,9 @@ MeasureRoutes measure_of(py::object given) {
 
 void configure_from_python(
     size_t allgather_bucket_bytes, size_t allgather_bucket_elements,
-    size_t reduce_scatter_bucket_bytes, bool reduce_precision_fp32, const std::string& fallback,
-    int max_sms, bool reduce_on_cpu, bool check_first_use, double silence_seconds,
+    size_t reduce_scatter_bucket_bytes, bool reduce_precision_fp32, const std::string& coding,
+    const std::string& fallback, int max_sms, bool reduce_on_cpu, bool check_first_use,
+    double silence_seconds,
     const std::map<std::string, std::vector<std::pair<uint64_t, std::string>>>& routes) {
   FallbackMode mode = FallbackMode::kWarn;
   if (fallback == "silent") {
@@ -87,13 +88,21 @@ void configure_from_python(
     throw py::value_error("fallback is \"" + fallback +
                           "\"; it may be \"warn\", \"silent\" or \"error\"");
   }
+  Coding coded = Coding::kAuto;
+  if (coding == "on") {
+    coded = Coding::kOn;
+  } else if (coding == "off") {
+    coded = Coding::kOff;
+  } else if (coding != "auto") {
+    throw py::value_error("coding is \"" + coding + "\"; it may be \"auto\", \"on\" or \"off\"");
+  }
   RouteTable table;
   for (size_t i = 0; i < table.size(); ++i) {
     auto given = routes.find(name_of(static_cast<Collective>(i)));
     if (given != routes.end()) table[i] = steps_of(given->second);
   }
   configure({{allgather_bucket_bytes, allgather_bucket_elements, reduce_scatter_bucket_bytes,
-              reduce_precision_fp32},
+              reduce_precision_fp32, Algorithm::kAuto, coded},
              mode,
              max_sms,
              static_cast<uint64_t>(silence_seconds * 1e9),
@@ -133,6 +142,8 @@ py::list statistics() {
     d["slot_bytes"] = row.taken.slots;
     d["in_place_bytes"] = row.taken.in_place;
     d["single_copy_bytes"] = row.taken.single_copy;
+    d["sent_bytes"] = row.sent.sent;
+    d["sent_raw_bytes"] = row.sent.raw;
     d["seconds"] = row.seconds;
     d["wait_seconds"] = row.wait_seconds;
     rows.append(d);
@@ -247,9 +258,9 @@ PYBIND11_MODULE(_C, m) {
   define_group(m);
   m.def("configure", &configure_from_python, py::kw_only(), py::arg("allgather_bucket_bytes") = 0,
         py::arg("allgather_bucket_elements") = 0, py::arg("reduce_scatter_bucket_bytes") = 0,
-        py::arg("reduce_precision_fp32") = false, py::arg("fallback") = "warn",
-        py::arg("max_sms") = 9, py::arg("reduce_on_cpu") = false, py::arg("check_first_use") = true,
-        py::arg("silence_seconds") = 30.0,
+        py::arg("reduce_precision_fp32") = false, py::arg("coding") = "auto",
+        py::arg("fallback") = "warn", py::arg("max_sms") = 9, py::arg("reduce_on_cpu") = false,
+        py::arg("check_first_use") = true, py::arg("silence_seconds") = 30.0,
         py::arg("routes") = std::map<std::string, std::vector<std::pair<uint64_t, std::string>>>());
   m.def("statistics", &statistics);
   m.def("reset_statistics", &reset_statistics, py::call_guard<py::gil_scoped_release>());

@@ -19,6 +19,7 @@ struct StatisticsRow {
   uint64_t fragments = 0;  // an operation larger than its bucket takes several
   uint64_t largest_fragment = 0;  // bytes
   Taken taken;                    // from the host's other ranks
+  SentBytes sent;                 // to other hosts
   double seconds = 0;             // from call to completion, or until the waiting caller went on
   double wait_seconds = 0;        // of that, time in which callers were blocked
 };

@@ -12,14 +12,15 @@
 
 namespace smddp::wire {
 
-inline constexpr uint32_t kMagic = 0x32444d53;  // "SMD2"; the digit is the protocol's version
+inline constexpr uint32_t kMagic = 0x33444d53;  // "SMD3"; the digit is the protocol's version
 
 enum class Type : uint8_t {
   kReady = 1,  // src has started fragment `seq` and can take dst's data for it; maybe with a Grant
   kData = 2,   // `bytes` bytes at `offset` of the flow that goes from src to dst in this fragment
   kAbort = 3,  // src gave the group up from fragment `seq` on; the payload is the reason, as text
   kWritten =
-      4,  // the first `offset` chunks of src's flow to dst in this fragment are in dst's memory
+      4,  // chunks of src's flow to dst in this fragment are in dst's memory, from chunk `offset` on: one
+          // length for each, see kMostTold
   kClosed = 5,  // src has given the group up, and writes no more into dst's memory for it
   kAsk =
       6,  // src lacks bytes of dst's flow in this fragment, of which nothing has come for a while
@@ -33,6 +34,10 @@ enum class Type : uint8_t {
 inline constexpr size_t kMaxRails = 8;
 
 inline constexpr uint32_t kMaxChunks = 1u << 20;  // of a region
+
+// The payload of a WRITTEN: for each chunk how many bytes of it are coded, at the beginning of its place in the
+// region, as a uint32_t. 0: it is not coded. Of so many chunks at most.
+inline constexpr size_t kMostTold = 256;
 
 // The payload of a READY if its sender has opened a region for the peer: where the chunks go. The keys are the
 // network's own, one per NIC of the receiver; they open that memory and no other.

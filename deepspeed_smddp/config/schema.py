@@ -151,6 +151,11 @@ class SmddpConfig(Model):
         "type of partial sums on the wire: the tensor's own (wire) or fp32",
         "`fp32` if sums over very many ranks lose too much in bf16; twice the bytes travel",
     )
+    coding: Literal["auto", "on", "off"] = setting_0_2(
+        "auto",
+        "lossless coding of floating-point data between hosts: where it pays (auto), on or off",
+        "`off` to compare; `on` if `auto` does not code and the network is the bound",
+    )
     fallback: Literal["warn", "silent", "error"] = setting(
         "warn",
         "at an operation that smddp does not own: warn, silent or error",

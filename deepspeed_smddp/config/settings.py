@@ -70,6 +70,7 @@ class Settings:
             "allgather_bucket_elements": self.zero_allgather_elements,
             "reduce_scatter_bucket_bytes": self._bytes("reduce_scatter_bucket_size"),
             "reduce_precision_fp32": section.reduce_precision == "fp32",
+            "coding": section.coding,
             "fallback": section.fallback,
             "max_sms": min(max(section.max_sms, 1), 1024),  # no GPU has as many
             "reduce_on_cpu": section.reduce_on == "cpu",

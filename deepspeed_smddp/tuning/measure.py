@@ -90,10 +90,16 @@ def is_close(now: Sequence[float], before: Sequence[float]) -> bool:
 
 
 def buffers(size: int, group: Any, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """A rank's shard, and that of all ranks together: about ``size`` bytes."""
+    """A rank's shard, and that of all ranks together: about ``size`` bytes.
+
+    The values are distributed like weights, as zeros would shrink to nothing where they are coded.
+    """
     count = max(32, size // group.size() // 64 * 32)
-    small = torch.zeros(count, dtype=torch.bfloat16, device=device)
-    return small, small.new_zeros(count * group.size())
+    random = torch.Generator(device).manual_seed(0)
+    small = torch.empty(count, dtype=torch.bfloat16, device=device).normal_(
+        0, 0.02, generator=random
+    )
+    return small, small.repeat(group.size())
 
 
 def within(

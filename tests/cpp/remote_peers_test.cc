@@ -52,15 +52,26 @@ struct StuckAndLive {
   }
   // Of a fragment between three hosts; `first`: it covers the start of the operation's blocks.
   FragmentFlows flows(uint64_t fragment, bool first) {
-    return FragmentFlows(
-        members, *remote, turns,
-        {{}, fragment, pattern::Pattern::kDirect, 16 << 10, first, false, {}, &tallies, waiters});
+    return FragmentFlows(members, *remote, turns,
+                         {{},
+                          fragment,
+                          pattern::Pattern::kDirect,
+                          16 << 10,
+                          first,
+                          false,
+                          {},
+                          &tallies,
+                          waiters,
+                          {Coding::kOff, Dtype::kBytes, 1, coding},
+                          sent});
   }
   std::unique_ptr<Transport> own, stuck, live;
   std::optional<RemotePeers> remote;
   Members members{0, Topology({"A", "B", "C"}), "g", {"A", "B", "C"}, {0, 1, 2}};
   RailTurns turns;
   PeerTallies tallies{3};
+  CodingChoice coding;
+  SentBytes sent;
   std::atomic<uint64_t> waiters{0};
   Heard ignored, heard;
 };

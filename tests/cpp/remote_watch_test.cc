@@ -22,8 +22,8 @@ class Watched : public testing::Test {
     answers_ = std::move(liveness::Liveness::open("127.0.0.1").value());
     remote_.emplace(kGroup, siphash::Key{}, 0, 2, own_.get(), size_t{1} << 20);
     remote_->add(1, own_->add_peer(other_->facts().address).value());
-    context_.emplace(
-        FragmentContext{members_, shape_, local_, *remote_, turns_, tallies_, health_, staging_});
+    context_.emplace(FragmentContext{members_, shape_, local_, *remote_, turns_, tallies_, coding_,
+                                     health_, staging_});
     for (int rank = 0; rank < 2; ++rank) {
       op_->output.add(bytes_[rank], kBytes);
       op_->output.end_block();
@@ -78,6 +78,7 @@ class Watched : public testing::Test {
   std::optional<RemotePeers> remote_;
   RailTurns turns_;
   PeerTallies tallies_{2};
+  CodingChoice coding_;
   Health health_;
   StagingPool staging_;
   std::optional<FragmentContext> context_;

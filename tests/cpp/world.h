@@ -164,6 +164,7 @@ struct WorldOptions {
   double timeout_seconds = 60;
   bool several_hosts = false;
   transport::Open network = network_of_tests();
+  std::optional<NetworkModel> model = {};
 };
 
 // Runs `body` on one thread per entry of `hosts`; ranks with equal entries share a host.
@@ -178,6 +179,7 @@ inline void run_world(const std::vector<std::string>& hosts,
     Group::Options group_options{"test", static_cast<uint64_t>(options.timeout_seconds * 1e9),
                                  hosts[static_cast<size_t>(r)], options.single_copy,
                                  options.several_hosts};
+    group_options.network = options.model;
     CountingStore view(store, "");
     auto group = Group::create(*process.value(), view, r, ranks, group_options);
     ASSERT_TRUE(group.ok()) << group.status().message();

@@ -187,6 +187,9 @@ KINDS = {
     "fp32-partials": Kind(
         _all(("AABB", "ABBB", "ABC"), sums), {"SMDDP_REDUCE_PRECISION": "fp32"}, REDUCTIONS
     ),
+    "coded": Kind(
+        _all(("AB", "AABB", "ABC"), forms, sizes), {"SMDDP_CODING": "on"}, tuple(HOST_FORMS)
+    ),
     # It reorders datagrams: no result may depend on the order of two messages.
     "udp": Kind(_all(("ABB",), few), {"SMDDP_FABRIC_PROVIDER": "udp;ofi_rxd"}, tuple(HOST_FORMS)),
     "device": Kind(

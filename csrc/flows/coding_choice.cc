@@ -1,0 +1,76 @@
+#include "flows/coding_choice.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "coding/piece.h"
+#include "common/clock.h"
+
+namespace smddp {
+namespace {
+
+constexpr uint32_t kChunksPerSample = 16;
+constexpr double kLeastGain = 1.05;
+// What a byte on the network costs the processor of a rank that sends one and receives one: two copies at 5 GB/s.
+constexpr double kCopiesNs = 0.4;
+// The time of a smaller piece is not its bytes'.
+constexpr size_t kLeastTimed = 4 << 10;
+
+}  // namespace
+
+// One time counts as at most four times the average: the thread may have lost its core meanwhile.
+void CodingChoice::Speed::count(size_t bytes, uint64_t ns) {
+  if (bytes < kLeastTimed) return;
+  double each = static_cast<double>(ns) / static_cast<double>(bytes);
+  average_ += (std::min(each, 4 * average_) - average_) / 16;
+}
+
+// While a flow is not coded, a sample now and then says whether it would pay: a block in the middle of a chunk.
+bool CodingChoice::codes(CodingState& flow, const FlowCoding& how, const std::byte* from,
+                         size_t bytes, uint32_t chunk) {
+  bool able =
+      how.coding != Coding::kOff && coding::codes(how.dtype) && bytes <= coding::kPieceBytes;
+  if (!able || how.coding == Coding::kOn) return flow.codes = able;
+  if (!flow.codes) {
+    if (chunk < flow.next_sample) return false;
+    size_t sample = std::min(bytes, coding::kBlockBytes);
+    from += (bytes - sample) / 2 / sizeof(float) * sizeof(float);
+    flow.ratio = static_cast<double>(coding::estimate(from, sample, how.dtype)) /
+                 static_cast<double>(sample);
+  }
+  flow.codes = pays(flow.ratio, how.bytes_per_ns);
+  if (!flow.codes) flow.next_sample = chunk + kChunksPerSample;
+  return flow.codes;
+}
+
+size_t CodingChoice::encode(CodingState& flow, std::byte* to, const std::byte* from, size_t bytes,
+                            Dtype dtype) {
+  uint64_t began = now_ns();
+  size_t coded = coding::encode_piece(to, from, bytes, dtype);
+  encode_.count(bytes, now_ns() - began);
+  flow.ratio = (flow.ratio + static_cast<double>(coded) / static_cast<double>(bytes)) / 2;
+  if (coded <= bytes - bytes / 16) return coded;
+  std::memcpy(to, from, bytes);
+  return bytes;
+}
+
+bool CodingChoice::decode(std::byte* at, size_t bytes, size_t coded) {
+  uint64_t began = now_ns();
+  bool decoded = coding::decode_in_place(at, bytes, coded);
+  decode_.count(bytes, now_ns() - began);
+  return decoded;
+}
+
+// A rank codes while the network carries other bytes, so the slower of the two sets the pace. Most ranks send as
+// much as they receive.
+bool CodingChoice::pays(double ratio, double bytes_per_ns) {
+  double wire = 1 / bytes_per_ns;
+  double processor = encode_.average() + decode_.average() + ratio * kCopiesNs;
+  double coded = std::max(ratio * wire, processor), raw = std::max(wire, kCopiesNs);
+  if (coded * kLeastGain <= raw) return true;
+  encode_.forget();
+  decode_.forget();
+  return false;
+}
+
+}  // namespace smddp
