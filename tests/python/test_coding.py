@@ -22,7 +22,7 @@ torch.manual_seed(rank)
 
 
 def bits(tensor):
-    return tensor.view(torch.int16 if tensor.element_size() == 2 else torch.int32)
+    return tensor.view(torch.uint8)
 
 
 for kind in (torch.bfloat16, torch.float16, torch.float32):
