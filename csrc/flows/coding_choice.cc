@@ -11,8 +11,6 @@ namespace {
 
 constexpr uint32_t kChunksPerSample = 16;
 constexpr double kLeastGain = 1.05;
-// What a byte on the network costs the processor of a rank that sends one and receives one: two copies at 5 GB/s.
-constexpr double kCopiesNs = 0.4;
 // The time of a smaller piece is not its bytes'.
 constexpr size_t kLeastTimed = 4 << 10;
 
@@ -61,12 +59,12 @@ bool CodingChoice::decode(std::byte* at, size_t bytes, size_t coded) {
   return decoded;
 }
 
-// A rank codes while the network carries other bytes, so the slower of the two sets the pace. Most ranks send as
-// much as they receive.
+// Most ranks send as much as they receive. As if nothing travelled while a rank codes: where the kernel's work sets the
+// pace of the network, the code takes its time from that. On two cores that carried 4.3 Gbit/s each way, coded fp32 of 16
+// MiB took 1.04 to 1.25 times the time when only the slower of network and processor counted.
 bool CodingChoice::pays(double ratio, double bytes_per_ns) {
-  double wire = 1 / bytes_per_ns;
-  double processor = encode_.average() + decode_.average() + ratio * kCopiesNs;
-  double coded = std::max(ratio * wire, processor), raw = std::max(wire, kCopiesNs);
+  double raw = 1 / bytes_per_ns;
+  double coded = ratio * raw + encode_.average() + decode_.average();
   if (coded * kLeastGain <= raw) return true;
   encode_.forget();
   decode_.forget();
