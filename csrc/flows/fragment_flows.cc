@@ -276,9 +276,10 @@ Status FragmentFlows::on_written(Rank source, uint64_t first, std::span<const st
 
 bool FragmentFlows::decode(ReceiveFlow& receive, uint64_t chunk, size_t coded) {
   size_t begin = receive.begin_of(chunk), bytes = receive.begin_of(chunk + 1) - begin;
-  if (terms_.on_device || coded >= bytes) return false;
+  if (terms_.on_device || !terms_.coding.choice.decode(receive.memory + begin, bytes, coded))
+    return false;
   receive.saved += bytes - coded;
-  return terms_.coding.choice.decode(receive.memory + begin, bytes, coded);
+  return true;
 }
 
 ReceiveFlow* FragmentFlows::on_data(Rank source, uint64_t offset, uint64_t bytes) {

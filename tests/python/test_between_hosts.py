@@ -30,7 +30,7 @@ def crossed(bed: Testbed, host: int) -> tuple[int, int]:
 
 @pytest.mark.testbed
 @pytest.mark.parametrize(
-    ("hosts", "per_host", "coding"), [(4, 1, "off"), (2, 2, "off"), (4, 1, "auto"), (2, 2, "auto")]
+    ("hosts", "per_host", "coding"), [(4, 1, "off"), (2, 2, "off"), (4, 1, "on"), (2, 2, "on")]
 )
 def test_bytes_between_hosts_are_close_to_the_lower_bound(
     testbed: MAKE, tmp_path: Path, hosts: int, per_host: int, coding: str
