@@ -131,10 +131,12 @@ class Stopped : public testing::Test {
   RemotePeers remote_{{}, {}, 0, 2, nullptr, 0};
   RailTurns turns_;
   PeerTallies tallies_{2};
+  CodingChoice coding_;
   Health health_;
   StagingPool staging_;
   FragmentQueue fragments_;
-  FragmentContext context_{members_, shape_, local_, remote_, turns_, tallies_, health_, staging_};
+  FragmentContext context_{members_, shape_,  local_,  remote_, turns_,
+                           tallies_, coding_, health_, staging_};
   RemoteWatch remote_watch_{{}, members_, remote_, fragments_, {}, 0};
   FailureDetector failures_{members_, local_,        remote_,        fragments_,
                             health_,  remote_watch_, 3600 * kSecond, 5 * kSecond};
