@@ -70,7 +70,8 @@ Group::Group(Process& process, Options options, GroupParts parts)
                 options_.silence_ns),
       closing_(remote_, fragments_),
       recorder_(options_.name + options_.part),
-      context_{members_, shape_, local_, remote_, turns_, tallies_, coding_, health_, process_.staging()},
+      context_{members_, shape_,  local_,  remote_,           turns_,
+               tallies_, coding_, health_, process_.staging()},
       maker_(context_, parts.algorithm, fragments_) {}
 
 Result<std::unique_ptr<Group>> Group::subgroup(Store& store, const std::string& label,
