@@ -281,7 +281,7 @@ struct Group {
 // f(Group) for the size and the width.
 template <class F>
 SMDDP_INLINE auto with_group(size_t size, unsigned width, F&& f) {
-  auto with_width = [&]<size_t kSize>() {
+  auto with_width = [&]<size_t kSize> {
     switch (width) {
       case 0:
         return f(Group<kSize, 0>{});
