@@ -142,7 +142,7 @@ size_t encode(std::byte* to, const std::byte* from, size_t bytes, Dtype dtype) {
     store(to, kHeaderBytes, kZerosForm);
     return kHeaderBytes;
   }
-  size_t limit = bytes - bytes / 16;
+  size_t limit = most_worth(bytes);
   limit -= std::min(limit, bytes - coded);
   size_t taken = plan.expected > limit
                      ? 0
@@ -160,7 +160,7 @@ size_t estimate(const std::byte* from, size_t bytes, Dtype dtype) {
   Plan plan = plan_of(from, groups, size_of(dtype));
   if (plan.zeros) return kHeaderBytes;
   size_t expected = plan.expected + bytes - groups * kGroup * size_of(dtype);
-  return kHeaderBytes + (expected > bytes - bytes / 16 ? bytes : expected);
+  return kHeaderBytes + (expected > most_worth(bytes) ? bytes : expected);
 }
 
 bool read_header(const std::byte* from, size_t available, Block* block) {

@@ -29,8 +29,11 @@ constexpr size_t most_coded(size_t bytes) {
   return bytes + (bytes + kBlockBytes - 1) / kBlockBytes * kHeaderBytes;
 }
 
+// The most coded bytes that are worth it for `bytes` raw bytes.
+constexpr size_t most_worth(size_t bytes) { return bytes - bytes / 16; }
+
 // Codes one block of `bytes` raw bytes, 0 to kBlockBytes, into `to`, which has bytes + kHeaderBytes bytes, and
-// returns how many of them the block takes. It is raw if coding saves less than 1/16. Nothing need be aligned,
+// returns how many of them the block takes. It is raw if it would be longer than most_worth(). Nothing need be aligned,
 // and `bytes` need be no multiple of an element's size. The ranges do not overlap.
 size_t encode(std::byte* to, const std::byte* from, size_t bytes, Dtype dtype);
 

@@ -18,7 +18,6 @@ namespace {
 using namespace kernels::SMDDP_KERNELS;
 
 using Pairs = V<uint16_t>;
-constexpr size_t kColumns = kRow / kWidth;  // vectors of bytes in a row
 
 SMDDP_INLINE Bytes all(unsigned byte) { return Bytes{} + static_cast<uint8_t>(byte); }
 

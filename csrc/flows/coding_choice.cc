@@ -47,7 +47,7 @@ size_t CodingChoice::encode(CodingState& flow, std::byte* to, const std::byte* f
   size_t coded = coding::encode_piece(to, from, bytes, dtype);
   encode_.count(bytes, now_ns() - began);
   flow.ratio = (flow.ratio + static_cast<double>(coded) / static_cast<double>(bytes)) / 2;
-  if (coded <= bytes - bytes / 16) return coded;
+  if (coded <= coding::most_worth(bytes)) return coded;
   std::memcpy(to, from, bytes);
   return bytes;
 }

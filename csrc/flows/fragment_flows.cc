@@ -317,7 +317,7 @@ bool FragmentFlows::send_chunk(SendFlow& send, size_t bytes) {
   if (codes) return send_coded(send, bytes);
   bool started = remote_.transport().write(remote_.peer(send.target), send.grant, chunk_index(send),
                                            send.memory + send.sent, bytes, send.chunks.pending());
-  if (started) count_chunk(send, bytes, bytes);
+  if (started) count(send, bytes, bytes);
   return started;
 }
 
@@ -328,12 +328,12 @@ bool FragmentFlows::send_coded(SendFlow& send, size_t bytes) {
   size_t coded = terms_.coding.choice.encode(send.coding, to, send.memory + send.sent, bytes,
                                              terms_.coding.dtype);
   post(send, buffer, coded);
-  count_chunk(send, bytes, coded);
+  count(send, bytes, coded);
   return true;
 }
 
-void FragmentFlows::count_chunk(SendFlow& send, size_t bytes, size_t sent) {
-  send.untold.push_back(sent < bytes ? static_cast<uint32_t>(sent) : 0);
+void FragmentFlows::count(SendFlow& send, size_t bytes, size_t sent) {
+  if (send.in_chunks()) send.untold.push_back(sent < bytes ? static_cast<uint32_t>(sent) : 0);
   terms_.sent.sent += sent;
   terms_.sent.raw += bytes;
 }

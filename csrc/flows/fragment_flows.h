@@ -135,8 +135,8 @@ class FragmentFlows {
   // Sends the next chunk, from where it lies or coded. False: there is no room for it now.
   bool send_chunk(SendFlow& send, size_t bytes);
   bool send_coded(SendFlow& send, size_t bytes);
-  // The next chunk has left, in `sent` bytes.
-  void count_chunk(SendFlow& send, size_t bytes, size_t sent);
+  // The next `bytes` bytes have left, in `sent` bytes.
+  void count(SendFlow& send, size_t bytes, size_t sent);
   // A buffer for the next part of a flow that does not go straight from memory, or nullptr for now.
   transport::MessageBuffer* acquire(const SendFlow& send, std::byte** to);
   void post(SendFlow& send, transport::MessageBuffer* buffer, size_t bytes);
@@ -213,13 +213,10 @@ bool FragmentFlows::send_one(SendFlow& send, size_t available, Fill&& fill) {
       fill(send.sent, to, bytes);
     }
     post(send, buffer, bytes);
-    if (writes) count_chunk(send, bytes, bytes);
+    count(send, bytes, bytes);
   }
   send.sent += bytes;
-  if (writes) return true;
-  terms_.sent.sent += bytes;
-  terms_.sent.raw += bytes;
-  send.told = send.sent;  // the target notices what is not written
+  if (!writes) send.told = send.sent;  // the target notices what is not written
   return true;
 }
 

@@ -157,25 +157,15 @@ void RemotePeers::send_data(Rank to, transport::MessageBuffer* buffer, uint64_t 
 }
 
 bool RemotePeers::send(wire::Type type, Rank to, uint64_t seq, const Signature& signature,
-                       uint64_t offset) {
-  transport::MessageBuffer* buffer = transport_->acquire(peer(to), true);
-  if (buffer == nullptr) return false;
-  wire::Header h = header(type, to, seq, signature);
-  h.offset = offset;
-  post(buffer, h);
-  return true;
-}
-
-bool RemotePeers::send_written(Rank to, uint64_t seq, const Signature& signature, uint64_t first,
-                               std::span<const uint32_t> coded) {
+                       uint64_t offset, std::span<const uint32_t> payload) {
   static_assert(sizeof(wire::Header) + wire::kMostTold * sizeof(uint32_t) <=
                 transport::kControlMessage);
   transport::MessageBuffer* buffer = transport_->acquire(peer(to), true);
   if (buffer == nullptr) return false;
-  wire::Header h = header(wire::Type::kWritten, to, seq, signature);
-  h.offset = first;
-  h.bytes = coded.size_bytes();
-  std::memcpy(buffer->data + sizeof h, coded.data(), coded.size_bytes());
+  wire::Header h = header(type, to, seq, signature);
+  h.offset = offset;
+  h.bytes = payload.size_bytes();
+  std::ranges::copy(std::as_bytes(payload), buffer->data + sizeof h);
   post(buffer, h);
   return true;
 }

@@ -94,7 +94,9 @@ class RemotePeers {
   // Tells `to` that chunks of the flow to it, from `first` on, are in its memory once this message is taken.
   // `coded`: how many bytes of each are coded, or 0; of at most wire::kMostTold. False: no buffer is free now.
   bool send_written(Rank to, uint64_t seq, const Signature& signature, uint64_t first,
-                    std::span<const uint32_t> coded);
+                    std::span<const uint32_t> coded) {
+    return send(wire::Type::kWritten, to, seq, signature, first, coded);
+  }
   // Asks `to` for kSentAll, or sends it. If no buffer is free now nothing is sent: the question is repeated.
   void send_question(wire::Type type, Rank to, uint64_t seq, const Signature& signature) {
     send(type, to, seq, signature, 0);
@@ -150,8 +152,9 @@ class RemotePeers {
   const RemotePeer& of(Rank rank) const { return peers_[position_[static_cast<size_t>(rank)]]; }
 
   wire::Header header(wire::Type type, Rank to, uint64_t seq, const Signature& signature) const;
-  // A message without payload. False: no buffer is free now.
-  bool send(wire::Type type, Rank to, uint64_t seq, const Signature& signature, uint64_t offset);
+  // False: no buffer is free now.
+  bool send(wire::Type type, Rank to, uint64_t seq, const Signature& signature, uint64_t offset,
+            std::span<const uint32_t> payload = {});
   // Signs and sends a message to header.target, whose payload stands behind the place of the header.
   void post(transport::MessageBuffer* buffer, wire::Header header);
 

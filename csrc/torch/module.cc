@@ -4,6 +4,7 @@
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -73,29 +74,28 @@ MeasureRoutes measure_of(py::object given) {
   };
 }
 
+// The one of three values whose name `given` is.
+template <class T>
+T one_of(const std::string& key, const std::string& given, const std::array<std::string, 3>& names,
+         const std::array<T, 3>& values) {
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (given == names[i]) return values[i];
+  }
+  throw py::value_error(key + " is \"" + given + "\"; it may be \"" + names[0] + "\", \"" +
+                        names[1] + "\" or \"" + names[2] + "\"");
+}
+
 void configure_from_python(
     size_t allgather_bucket_bytes, size_t allgather_bucket_elements,
     size_t reduce_scatter_bucket_bytes, bool reduce_precision_fp32, const std::string& coding,
     const std::string& fallback, int max_sms, bool reduce_on_cpu, bool check_first_use,
     double silence_seconds,
     const std::map<std::string, std::vector<std::pair<uint64_t, std::string>>>& routes) {
-  FallbackMode mode = FallbackMode::kWarn;
-  if (fallback == "silent") {
-    mode = FallbackMode::kSilent;
-  } else if (fallback == "error") {
-    mode = FallbackMode::kError;
-  } else if (fallback != "warn") {
-    throw py::value_error("fallback is \"" + fallback +
-                          "\"; it may be \"warn\", \"silent\" or \"error\"");
-  }
-  Coding coded = Coding::kAuto;
-  if (coding == "on") {
-    coded = Coding::kOn;
-  } else if (coding == "off") {
-    coded = Coding::kOff;
-  } else if (coding != "auto") {
-    throw py::value_error("coding is \"" + coding + "\"; it may be \"auto\", \"on\" or \"off\"");
-  }
+  auto mode =
+      one_of<FallbackMode>("fallback", fallback, {"warn", "silent", "error"},
+                           {FallbackMode::kWarn, FallbackMode::kSilent, FallbackMode::kError});
+  auto coded = one_of<Coding>("coding", coding, {"auto", "on", "off"},
+                              {Coding::kAuto, Coding::kOn, Coding::kOff});
   RouteTable table;
   for (size_t i = 0; i < table.size(); ++i) {
     auto given = routes.find(name_of(static_cast<Collective>(i)));

@@ -119,8 +119,7 @@ class Transport {
   // has to travel in messages.
   virtual bool open_region(Peer from, std::byte* memory, size_t bytes, uint32_t* region,
                            wire::Grant* grant) = 0;
-  // How many chunks have come. SIZE_MAX if they are not counted: the
-  // sender's transport is not ordered.
+  // How many chunks have come. SIZE_MAX if they are not counted: the sender's transport is not ordered.
   virtual size_t arrived(uint32_t /*region*/) const { return SIZE_MAX; }
   // Whether the owner of the region's memory sees all that has been written. For lent memory, asked once all
   // chunks have been written; the first question begins what makes it so. Else true at once.

@@ -29,7 +29,7 @@ DEFAULT = "default"
 DS_CONFIG = "ds_config"
 CONFIGURE = "configure()"
 ZERO_BUCKET = "zero_optimization.allgather_bucket_size"
-_BOUNDS = ("allgather_bucket_size", "reduce_scatter_bucket_size")
+BUCKETS = ("allgather_bucket_size", "reduce_scatter_bucket_size")
 _OF_ONE_ENGINE = {one.path for one in settings_of(SmddpConfig) if one.field.of_engine}
 
 
@@ -170,7 +170,7 @@ def merge_file(section: SmddpConfig, zero_allgather_elements: int = 0) -> Settin
             if key in _OF_ONE_ENGINE:
                 continue
             asked, name = added.given[key][0], f"{parsing.SECTION}.{key}"
-            if key in _BOUNDS:
+            if key in BUCKETS:
                 if value == "auto" or (asked != "auto" and asked < value):
                     continue
             elif asked != value:

@@ -24,6 +24,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, Field
 
+from deepspeed_smddp.config import settings
 from deepspeed_smddp.config.units import size_text
 
 # At least this part of the best rate is nearly the full rate.
@@ -42,7 +43,7 @@ ZERO_DEFAULTS = {
     "reduce_bucket_size": 500_000_000,
 }
 ZERO_KEYS = tuple(ZERO_DEFAULTS)
-SMDDP_KEYS = ("allgather_bucket_size", "reduce_scatter_bucket_size")
+SMDDP_KEYS = settings.BUCKETS
 
 # Bounds of what a stored model may hold. The start-up measures one of its sizes again: a size that
 # no run has measured would take the job's memory.
