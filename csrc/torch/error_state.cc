@@ -41,6 +41,7 @@ void ErrorState::set_reporter(std::chrono::milliseconds hold) {
   std::lock_guard lock(mutex_);
   hold_ = hold;
   failure_.clear();  // the next job may fail as this one did
+  reported_ = taken_ = raised_;  // what ended another group, while there was no reporter
   changed_.notify_all();
 }
 

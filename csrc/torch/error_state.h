@@ -20,7 +20,7 @@ class ErrorState {
  public:
   static ErrorState& process();
 
-  // From now on errors are held back for `hold` at most; zero: there is no reporter.
+  // From now on errors are held back for `hold` at most; zero: there is no reporter. Those so far are not reported.
   void set_reporter(std::chrono::milliseconds hold);
   // An operation has failed. The same reason again changes nothing: all operations of a broken group have it. Nor does
   // what a caller asked for.

@@ -201,7 +201,7 @@ class Reporter(threading.Thread):
         wanted = select.poll()  # select() has no descriptors beyond 1,023
         wanted.register(extension.core.error_notification(), select.POLLIN)
         wanted.register(self._listener.socket, select.POLLIN)
-        while True:
+        while not self._ended.is_set():  # a report that ends now has taken what stop() asked for
             wanted.poll()
             why = extension.core.take_error()
             asked = self._listener.was_asked()

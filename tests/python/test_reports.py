@@ -304,6 +304,52 @@ def test_an_abort_is_reported_by_no_rank(tmp_path: Path) -> None:
     assert not any("Why: " in end.errors for end in ends), ends
 
 
+WITHOUT_A_FOLDER = """
+where = os.environ["SMDDP_REPORT_DIR"]
+os.environ["SMDDP_REPORT_DIR"] = __file__
+join()
+try:
+    dist.all_reduce(torch.ones(10 + rank // 3))
+except RuntimeError as error:
+    print(error)
+dist.destroy_process_group()
+os.environ["SMDDP_REPORT_DIR"] = where
+join("again")
+dist.all_reduce(torch.ones(10))
+time.sleep(1)
+"""
+STOPPED = """
+from deepspeed_smddp.diagnostics import hang_reporter
+join()
+begun, collect = threading.Event(), hang_reporter.collect
+def slow(*arguments):
+    begun.set()
+    time.sleep(1)
+    return collect(*arguments)
+hang_reporter.collect = slow
+os.kill(os.getpid(), signal.SIGUSR2)
+assert begun.wait(20)
+dist.destroy_process_group()
+until = time.monotonic() + 20
+while "smddp-report" in [thread.name for thread in threading.enumerate()]:
+    assert time.monotonic() < until
+    time.sleep(0.05)
+"""
+
+
+def test_the_next_group_does_not_report_what_ended_the_one_before(tmp_path: Path) -> None:
+    program = f"__file__ = {str(tmp_path / 'train.py')!r}\n{WITHOUT_A_FOLDER}"
+    ends = job(tmp_path, program, 60).end()
+    assert all("called all_reduce(40 bytes" in end.output for end in ends), ends
+    assert [end.code for end in ends] == [0, 0, 0, 0], ends
+    assert not any("Why: " in end.errors for end in ends), ends
+
+
+def test_a_reporter_that_is_stopped_during_a_report_ends(tmp_path: Path) -> None:
+    ends = job(tmp_path, "import signal, threading\n" + STOPPED, 60).end()
+    assert [end.code for end in ends] == [0, 0, 0, 0], ends
+
+
 @pytest.mark.quick
 def test_a_rank_that_has_left_is_not_waited_for() -> None:
     store = dist.HashStore()
