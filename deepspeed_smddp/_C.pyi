@@ -167,7 +167,23 @@ def group_states(with_connections: bool = False) -> list[dict[str, Any]]:
     """Each group that is not destroyed: members, operations counted, what the oldest awaits.
 
     ``peers`` has what was counted of other ranks, ``connections``, if asked for, what is known of
-    the way to each: see ``diagnostics/report/dump.py``.
+    the way to each: see ``diagnostics/report/dump.py``. ``coding`` is the last answer of what it
+    pays to code: ``answers`` so far, ``pays``, the ``ratio`` of coded bytes, and bytes per second
+    of the ``network`` and of the ``code``.
+    """
+
+class CodingMeasurement(TypedDict):
+    """``sent_bytes``: what would travel of the tensor; seconds of coding and decoding all of it."""
+
+    sent_bytes: int
+    encode_seconds: float
+    decode_seconds: float
+
+def measure_coding(tensor: torch.Tensor) -> CodingMeasurement:
+    """Codes and decodes a tensor's values on this thread.
+
+    Raises:
+        ValueError: the tensor is not contiguous, or not on the CPU.
     """
 
 def stored_network(hosts: list[str]) -> str:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 # Where the names are. Each is imported at its first use: not every process needs them.
 _MODULES = {
     "fsdp": "fsdp",
-    "group_states": "distributed.backend",
     "launchers": "distributed.launchers",
     "memory": "distributed.memory",
 }

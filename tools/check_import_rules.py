@@ -53,7 +53,8 @@ FOLDERS = {
     # Between hosts by way of the groups: no transport.
     "gpu": "common topology kernels device intranode collectives group",
     # Passes operations to the groups: no transport, no kernels.
-    "torch": "common joining device intranode progress collectives group gpu recorder topology",
+    "torch": "common joining device intranode progress collectives group gpu recorder topology "
+    "coding",
 }
 
 # The one place that opens libfabric's transport.

@@ -64,8 +64,10 @@ bool CodingChoice::decode(std::byte* at, size_t bytes, size_t coded) {
 // MiB took 1.04 to 1.25 times the time when only the slower of network and processor counted.
 bool CodingChoice::pays(double ratio, double bytes_per_ns) {
   double raw = 1 / bytes_per_ns;
-  double coded = ratio * raw + encode_.average() + decode_.average();
-  if (coded * kLeastGain <= raw) return true;
+  double code = encode_.average() + decode_.average();
+  bool pays = (ratio * raw + code) * kLeastGain <= raw;
+  last_ = {last_.number + 1, pays, ratio, bytes_per_ns, 1 / code};
+  if (pays) return true;
   encode_.forget();
   decode_.forget();
   return false;

@@ -35,6 +35,15 @@ struct CodingState {
   uint32_t next_sample = 0;  // the chunk of which one is taken next, while none is coded
 };
 
+// What one answer of pays() rests on. Rates are in bytes per nanosecond.
+struct CodingAnswer {
+  uint64_t number = 0;  // of the answers so far; 0: there is none
+  bool pays = false;
+  double ratio = 1;    // of the coded bytes to the raw ones
+  double network = 0;  // for this rank
+  double code = 0;     // coding and decoding, one after the other
+};
+
 class CodingChoice {
  public:
   // Whether the next chunk of a flow is coded, the `bytes` bytes at `from`.
@@ -49,6 +58,7 @@ class CodingChoice {
   // Whether coding is expected to make a flow at least 5% faster, if its pieces shrink to `ratio` of their bytes and
   // this rank has `bytes_per_ns` of the network.
   bool pays(double ratio, double bytes_per_ns);
+  const CodingAnswer& last() const { return last_; }
 
  private:
   // A moving average, in nanoseconds per raw byte.
@@ -65,6 +75,7 @@ class CodingChoice {
   };
   // Until chunks have been timed: AVX2.
   Speed encode_{0.1}, decode_{0.05};
+  CodingAnswer last_;
 };
 
 }  // namespace smddp

@@ -286,12 +286,13 @@ bool Group::give_up() {
 GroupState Group::state(bool with_connections) {
   Engine::Lock lock = engine_.lock();
   GroupState state{name(),     rank(),           {}, {}, {}, operations_,
-                   completed_, health_.status(), {}, {}, {}};
+                   completed_, health_.status(), {}, {}, {}, {}};
   for (Rank r = 0; r < ranks(); ++r) {
     state.members.push_back(members_.number_of(r));
     state.hosts.push_back(members_.host(r));
   }
   if (shape_.nodes > 1) state.network = text_of(shape_.network);
+  state.coding = coding_.last();
   state.tallies = tallies_.all();
   state.oldest = health_.ok() ? oldest(now_ns()) : broken_at_;
   if (with_connections) state.connections = connections(local_, remote_, remote_watch_, now_ns());

@@ -8,6 +8,7 @@
 
 #include "common/status.h"
 #include "common/types.h"
+#include "flows/coding_choice.h"
 #include "flows/peer_tallies.h"
 
 namespace smddp {
@@ -59,6 +60,7 @@ struct GroupState {
   std::optional<OldestOperation> oldest;  // in a broken group: when it broke
   std::vector<Connection> connections;    // if asked for
   std::string network;                    // the model that operations between hosts follow
+  CodingAnswer coding;                    // the last one
 };
 
 }  // namespace smddp

@@ -3,8 +3,10 @@
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <chrono>
 
+#include "coding/piece.h"
 #include "common/clock.h"
 #include "group/measured_network.h"
 #include "recorder/flight_recorder.h"
@@ -13,6 +15,7 @@
 #include "torch/live_groups.h"
 #include "torch/operands.h"
 #include "torch/runtime.h"
+#include "torch/tensors.h"
 
 namespace py = pybind11;
 
@@ -123,6 +126,17 @@ py::list connections_of(const GroupState& group) {
   return rows;
 }
 
+// Rates in bytes per second.
+py::dict described(const CodingAnswer& coding) {
+  py::dict d;
+  d["answers"] = coding.number;
+  d["pays"] = coding.pays;
+  d["ratio"] = coding.ratio;
+  d["network"] = 1e9 * coding.network;
+  d["code"] = 1e9 * coding.code;
+  return d;
+}
+
 // Of the model of a group; "" of a group inside one host.
 std::string source_of_network(const std::string& model) {
   auto process = existing_process();
@@ -155,6 +169,7 @@ py::list group_states(bool with_connections) {
     d["finished"] = group.complete;
     d["network"] = group.network;
     d["network_source"] = sources[i];
+    d["coding"] = described(group.coding);
     d["error"] = group.status.message();
     d["oldest"] = described(group);
     if (with_connections) d["connections"] = connections_of(group);
@@ -171,6 +186,31 @@ std::string stored_network_of(const std::vector<std::string>& hosts) {
   return found.value();
 }
 
+// Codes a tensor's values piece by piece, as they would cross the network, and decodes them.
+py::dict measure_coding(const at::Tensor& tensor) {
+  require(tensor.is_cpu() && tensor.is_contiguous(), "a contiguous tensor on the CPU is coded");
+  std::vector<std::byte> code(coding::most_coded(coding::kPieceBytes)), back(coding::kPieceBytes);
+  auto* from = static_cast<const std::byte*>(tensor.const_data_ptr());
+  size_t sent = 0;
+  uint64_t encode_ns = 0, decode_ns = 0;
+  for (size_t at = 0; at < tensor.nbytes(); at += coding::kPieceBytes) {
+    size_t bytes = std::min(coding::kPieceBytes, tensor.nbytes() - at);
+    uint64_t began = now_ns();
+    size_t coded =
+        coding::encode_piece(code.data(), from + at, bytes, dtype_of(tensor.scalar_type()));
+    uint64_t between = now_ns();
+    coding::decode_piece(back.data(), bytes, code.data(), coded);
+    decode_ns += now_ns() - between;
+    encode_ns += between - began;
+    sent += coded <= coding::most_worth(bytes) ? coded : bytes;
+  }
+  py::dict d;
+  d["sent_bytes"] = sent;
+  d["encode_seconds"] = in_seconds(encode_ns);
+  d["decode_seconds"] = in_seconds(decode_ns);
+  return d;
+}
+
 }  // namespace
 
 void define_diagnosis(py::module_& m) {
@@ -178,6 +218,7 @@ void define_diagnosis(py::module_& m) {
   m.def("stored_network", &stored_network_of, py::arg("hosts"),
         py::call_guard<py::gil_scoped_release>());
   m.def("group_states", &group_states, py::arg("with_connections") = false);
+  m.def("measure_coding", &measure_coding, py::arg("tensor"));
   m.def(
       "label_number",
       [](const std::string& label) { return recorder::FlightRecorder::process().text(label); },

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from deepspeed_smddp.bench.bench_case import TITLES
 from deepspeed_smddp.bench.bench_report import BenchReport, Result
-from deepspeed_smddp.config.units import rate_text, size_text
+from deepspeed_smddp.config.units import number_text, rate_text, size_text
 from deepspeed_smddp.diagnostics import output_files
 from deepspeed_smddp.diagnostics.report.wording import count
 
@@ -95,8 +95,8 @@ def _rate(bytes_per_second: float) -> str:
 def _time(seconds: float) -> str:
     for unit, scale in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"
+            return f"{number_text(seconds / scale)} {unit}"
+    return f"{number_text(seconds * 1e6)} us"
 
 
 _COLOURS = {"smddp": "#c8401c", "gloo": "#444444", "nccl": "#1f6fb4"}

@@ -181,7 +181,14 @@ TEST(CodingChoice, FollowsTheNetworkAndTheRatio) {
   EXPECT_TRUE(choice.pays(0.9, 0.125));
   EXPECT_FALSE(choice.pays(0.96, 0.125));
   EXPECT_TRUE(choice.pays(0.71, 1.25));
+  EXPECT_EQ(choice.last().number, 4u);
   EXPECT_FALSE(choice.pays(0.71, 12.5));
+  const CodingAnswer& last = choice.last();
+  EXPECT_EQ(last.number, 5u);
+  EXPECT_FALSE(last.pays);
+  EXPECT_EQ(last.ratio, 0.71);
+  EXPECT_EQ(last.network, 12.5);
+  EXPECT_NEAR(last.code, 1 / 0.15, 0.1);
 }
 
 // --- one receiving flow, whose peer writes and says what the test says ------------------------------

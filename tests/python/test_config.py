@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from deepspeed_smddp import errors
-from deepspeed_smddp.config import settings
+from deepspeed_smddp.config import settings, units
 from deepspeed_smddp.config.fields import settings_of
 from deepspeed_smddp.config.parsing import RETIRED_VARIABLES, parse_section
 from deepspeed_smddp.config.schema import (
@@ -72,6 +72,16 @@ def test_the_core_has_the_same_names_and_defaults(table: str, model: Any) -> Non
             default = one.field.default
             ours[name] = str(int(default) if isinstance(default, bool) else default)
     assert rows_of_core_table(table) == ours
+
+
+def test_numbers_for_people_have_no_exponent() -> None:
+    assert [units.size_text(kib << 10) for kib in (1, 999, 1000, 1023, 1024)] == [
+        *("1 KiB", "999 KiB", "1000 KiB", "1023 KiB", "1 MiB")
+    ]
+    assert units.size_text((1 << 20) - 1) == "1024 KiB"
+    assert units.size_text(12_345 << 30, 4) == "12345 GiB"
+    assert units.rate_text(4e11) == "3200 Gbit/s" and units.rate_text(1.2499e8) == "999.9 Mbit/s"
+    assert units.number_text(0.0012345) == "0.00123" and units.number_text(float("inf")) == "inf"
 
 
 def test_users_have_at_most_29_settings() -> None:

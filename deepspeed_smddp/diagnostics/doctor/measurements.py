@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from deepspeed_smddp.config import settings
-from deepspeed_smddp.config.units import rate_text
+from deepspeed_smddp.config.units import number_text, rate_text
 from deepspeed_smddp.diagnostics.doctor import facts, links
 from deepspeed_smddp.diagnostics.doctor.facts import Deviation, RankFacts
 from deepspeed_smddp.diagnostics.doctor.rendezvous import Rendezvous
@@ -108,7 +108,8 @@ class Measured:
             yield f"the same work on every rank: {min(times):.1f} to {max(times):.1f} ms"
         if self.clocks:
             most = max(abs(clock.offset) for clock in self.clocks.values())
-            yield f"clocks of {len(self.clocks) + 1} hosts: at most {most * 1e3:.2g} ms apart"
+            apart = number_text(most * 1e3, 2)
+            yield f"clocks of {len(self.clocks) + 1} hosts: at most {apart} ms apart"
 
 
 def taking_part(ranks: Sequence[RankFacts]) -> list[RankFacts]:
@@ -213,8 +214,8 @@ def judge_clocks(clocks: Mapping[int, Clock], ranks: Sequence[RankFacts]) -> Ite
             continue
         direction = "ahead of" if clock.offset > 0 else "behind"
         text = (
-            f"{abs(clock.offset):.3g} s {direction} the clock of rank 0's host (within "
-            f"{clock.uncertainty * 1e3:.2g} ms), so that times in logs of these hosts do not "
-            "match: run chrony or another NTP client on all hosts"
+            f"{number_text(abs(clock.offset))} s {direction} the clock of rank 0's host (within "
+            f"{number_text(clock.uncertainty * 1e3, 2)} ms), so that times in logs of these hosts "
+            "do not match: run chrony or another NTP client on all hosts"
         )
         yield facts.of_ranks("clock", facts.of_its_host(rank, ranks), ranks, text)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
+from deepspeed_smddp.config.units import number_text
 from deepspeed_smddp.diagnostics.report.dump import Dump, Group, Peer
 from deepspeed_smddp.diagnostics.report.wording import count, rank_list, seconds
 
@@ -247,7 +248,7 @@ def rows(ranks: Sequence[Seen], hosts: Mapping[int, str]) -> list[str]:
 
 def rate(value: float) -> str:
     """``112 MB/s``."""
-    return f"{value / 1e6:.3g} MB/s" if value < 1e9 else f"{value / 1e9:.3g} GB/s"
+    return f"{number_text(value / 1e6)} MB/s" if value < 1e9 else f"{number_text(value / 1e9)} GB/s"
 
 
 def _share(part: float, whole: float) -> float:
