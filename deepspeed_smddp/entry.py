@@ -25,27 +25,35 @@ def create(options: Any, backend_options: Any = None) -> extension.core.ProcessG
     With the default group begin the reports, the watch for slow ranks, and the counters. The first
     two end with it, with the next one, or with the process.
     """
-    global _serving
     is_default = not dist.is_initialized()
-    if is_default:
-        settings.begin_job()
-    settings.follow(counters.follow)
-    with start_up.watched() if is_default else nullcontext():
-        group = backend.create(options, backend_options, _measured_steps)
-    if is_default:
-        split_group.install()
-        monitoring.follow_optimizers()
-        # Of this group's rendezvous: it holds nothing of ranks that were restarted.
-        store = dist.PrefixStore(group.rendezvous, options.store)  # type: ignore[attr-defined]
-        atexit.unregister(_serving.close)
-        _serving.close()
-        _serving = ExitStack()
-        atexit.register(_serving.close)  # runs before what the extension has registered
-        rank, ranks = options.group_rank, options.group_size
-        slow_watch.start(_serving, store, rank, ranks)
-        hang_reporter.start(_serving, store, rank, ranks, group.rendezvous)
-        group.at_end(_serving.close)
+    try:
+        if is_default:
+            settings.begin_job()
+        settings.follow(counters.follow)
+        with start_up.watched() if is_default else nullcontext():
+            group = backend.create(options, backend_options, _measured_steps)
+        if is_default:
+            _serve(group, options)
+    except BaseException:
+        backend.reset_names_after_failed_world()
+        raise
     return group
+
+
+def _serve(group: extension.core.ProcessGroupSMDDP, options: Any) -> None:
+    global _serving
+    split_group.install()
+    monitoring.follow_optimizers()
+    # Of this group's rendezvous: it holds nothing of ranks that were restarted.
+    store = dist.PrefixStore(group.rendezvous, options.store)  # type: ignore[attr-defined]
+    atexit.unregister(_serving.close)
+    _serving.close()
+    _serving = ExitStack()
+    atexit.register(_serving.close)  # runs before what the extension has registered
+    rank, ranks = options.group_rank, options.group_size
+    slow_watch.start(_serving, store, rank, ranks)
+    hang_reporter.start(_serving, store, rank, ranks, group.rendezvous)
+    group.at_end(_serving.close)
 
 
 def _measured_steps(group: Any, collective: str, device: str) -> Any:

@@ -133,9 +133,13 @@ void Group::set_timeout(uint64_t timeout_ns) {
   failures_.set_timeout(timeout_ns);
 }
 
-std::optional<std::vector<std::string>> Group::take_last_keys() {
+bool Group::made_by_all() {
   Engine::Lock lock = engine_.lock();
-  if (!made_by_all_) return std::nullopt;
+  return made_by_all_;
+}
+
+std::vector<std::string> Group::take_last_keys() {
+  Engine::Lock lock = engine_.lock();
   return std::move(last_keys_);
 }
 

@@ -58,9 +58,10 @@ class Group : private Progressable {
   // With its connections: reads /proc for each other rank of this host.
   GroupState state(bool with_connections = false);
   void set_timeout(uint64_t timeout_ns);
-  // Keys to remove from the store of create(), which other ranks may have read while they made the group.
-  // std::nullopt: some may still make it, as no operation that all ranks call is complete.
-  std::optional<std::vector<std::string>> take_last_keys();
+  // Whether it is known that all ranks have made the group: an operation that all call is complete.
+  bool made_by_all();
+  // Keys to remove from the store of create(), which other ranks read while they make the group.
+  std::vector<std::string> take_last_keys();
 
  private:
   friend class GroupBuilder;

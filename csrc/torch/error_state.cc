@@ -40,8 +40,8 @@ ErrorState::ErrorState() : notification_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK
 void ErrorState::set_reporter(std::chrono::milliseconds hold) {
   std::lock_guard lock(mutex_);
   hold_ = hold;
-  failure_.clear();  // the next job may fail as this one did
-  reported_ = taken_ = raised_;  // what ended another group, while there was no reporter
+  failure_.clear();              // the next job may fail as this one did
+  reported_ = taken_ = raised_;  // and what ended it is no matter of this reporter
   changed_.notify_all();
 }
 

@@ -106,9 +106,10 @@ std::shared_ptr<Group> ProcessGroupSMDDP::group_if_any() const {
 
 // On another thread: a store that does not answer delays no operation.
 void ProcessGroupSMDDP::tidy_store(Group& group) {
+  if (!group.made_by_all() || store_is_tidy_.exchange(true)) return;
   auto keys = group.take_last_keys();
-  if (!keys || store_is_tidy_.exchange(true) || keys->empty()) return;
-  FutureThreads::process().run([store = store_, keys = std::move(*keys)] {
+  if (keys.empty()) return;
+  FutureThreads::process().run([store = store_, keys = std::move(keys)] {
     for (const std::string& key : keys) store->part().remove(key);
   });
 }

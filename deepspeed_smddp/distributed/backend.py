@@ -43,27 +43,22 @@ def create(
         RuntimeError: a rank could not make its part, or did not come in time; says which and why.
     """
     global _default_rank, _has_made_group
-    core = extension.core
     is_default = not dist.is_initialized()
     if is_default:
         _default_rank = options.group_rank
     settings.follow(_configure_core)
     timeout = deadline.of_group(settings.apply(), options.timeout, options.group_rank)
-    try:
-        group = core.ProcessGroupSMDDP(
-            options.store,
-            options.group_rank,
-            options.group_size,
-            timeout,
-            options.group_id,
-            fallback_factory(options, timeout, backend_options),
-            measure_routes,
-            list(options.global_ranks_in_group),
-            is_default or options.group_size == dist.get_world_size(),
-        )
-    except RuntimeError:
-        _reset_names_after_failed_world()
-        raise
+    group = extension.core.ProcessGroupSMDDP(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        timeout,
+        options.group_id,
+        fallback_factory(options, timeout, backend_options),
+        measure_routes,
+        list(options.global_ranks_in_group),
+        is_default or options.group_size == dist.get_world_size(),
+    )
     _has_made_group = True
     return group
 
@@ -92,7 +87,7 @@ def default_rank() -> int | None:
     return _default_rank
 
 
-def _reset_names_after_failed_world() -> None:
+def reset_names_after_failed_world() -> None:
     """Lets this process name its next default group as the other ranks name theirs.
 
     torch numbers groups in the order in which a process makes them, looks for its peers under that

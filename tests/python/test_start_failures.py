@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 import ranks
 from harness.ports import free_port
+from harness.programs import Programs
 
 STORE = """
     import sys, time
@@ -62,6 +63,29 @@ def test_a_store_that_dies_ends_the_wait_for_the_others() -> None:
             if process is not None:
                 process.kill()
                 process.communicate()
+
+
+CORRECTED = """
+from deepspeed_smddp import SmddpConfigError
+if rank == 1:
+    os.environ["SMDDP_CODING"] = "maybe"
+    try:
+        join()
+    except SmddpConfigError as error:
+        print(error)
+    os.environ["SMDDP_CODING"] = "on"
+join()
+x = torch.ones(3)
+dist.all_reduce(x)
+print(x.sum().item())
+"""
+
+
+def test_a_rank_that_corrects_its_settings_meets_the_others() -> None:
+    """torch numbers the groups of a process, those too that could not be made."""
+    ends = Programs("AB", CORRECTED, env={"SMDDP_TIMEOUT_SECONDS": "10"}).end()
+    assert all(end.output.endswith("6.0\n") for end in ends), ends
+    assert "SMDDP_CODING" in ends[1].output
 
 
 # ---- a store that earlier ranks have used, as restarted ranks of torchrun have it
