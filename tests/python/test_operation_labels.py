@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -12,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import deepspeed_smddp
+from deepspeed_smddp.distributed import labels
 from deepspeed_smddp.distributed.labels import labelled
 from harness.worker import Context
 from harness.world import Pool, World
@@ -89,10 +92,10 @@ def own_label(ctx: Context) -> list[str]:
 
 
 def test_gradient_buckets_are_numbered_in_each_backward_pass(worlds: Pool) -> None:
-    for labels in worlds("AA").run(data_parallel):
-        assert len(labels) >= 3
-        numbered = [f"gradient bucket {i} of the backward pass" for i in range(1, len(labels))]
-        assert labels == [*numbered, ""], "the last one is the user's own"
+    for found in worlds("AA").run(data_parallel):
+        assert len(found) >= 3
+        numbered = [f"gradient bucket {i} of the backward pass" for i in range(1, len(found))]
+        assert found == [*numbered, ""], "the last one is the user's own"
 
 
 def test_operations_of_fsdp2_have_the_name_of_the_module(worlds: Pool) -> None:
@@ -110,3 +113,16 @@ def test_ranks_that_run_different_modules_are_told_so() -> None:
 
 def test_a_label_ends_with_its_context(worlds: Pool) -> None:
     assert worlds("AA").run(own_label) == [["my label", ""]] * 2
+
+
+@pytest.mark.quick
+def test_ever_other_parameters_do_not_grow_the_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    core = SimpleNamespace(label_number=lambda text: asked.append(text) or len(asked))
+    monkeypatch.setattr(labels.extension, "core", core)
+    monkeypatch.setattr(labels, "_numbers", {})
+    monkeypatch.setattr(labels, "_MOST_TEXTS", 3)
+    numbers = [labels._number(*one) for one in [("a", ()), *(("a", (str(i),)) for i in range(9))]]
+    assert numbers == [1, 2, 3, *[1] * 7]
+    assert labels._number("b", ("1",)) == 0
+    assert asked == ["a", "a\n0", "a\n1"]
