@@ -23,11 +23,12 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-import deepspeed_smddp
 from deepspeed_smddp.bench import bench_page
 from deepspeed_smddp.bench.bench_case import TITLES, BenchError, Case, cases
 from deepspeed_smddp.bench.bench_report import BenchReport
 from deepspeed_smddp.bench.sweep import Interruption, Rules, Sweep
+from deepspeed_smddp.bench.timed_values import WEIGHTS, TimedValues
+from deepspeed_smddp.config import settings
 from deepspeed_smddp.diagnostics import output_files
 from deepspeed_smddp.diagnostics.doctor import machine
 from deepspeed_smddp.distributed import extension, launchers
@@ -51,6 +52,7 @@ class Question:
     beside: str = "auto"
     device: str = "auto"
     network: float = 0.0
+    values: TimedValues = WEIGHTS
     csv: Path | None = None
     json: Path | None = None
     figure: Path | None = None
@@ -159,7 +161,7 @@ def _as_rank(question: Question) -> int:
     planned = cases(question.ops, question.dtypes, question.sizes, dist.get_world_size())
     report = _report(question, device, list(groups), len(planned))
     with Interruption() as interruption:
-        sweep = Sweep(groups, device, question.rules, interruption)
+        sweep = Sweep(groups, device, question.rules, interruption, question.values)
         turns = question.rules.turns * len(groups)
         try:
             with _progress(len(planned) * turns) as advance:
@@ -189,8 +191,6 @@ def _groups(beside: str, device: torch.device) -> dict[str, dist.ProcessGroup]:
         beside = "nccl" if device.type == "cuda" else "gloo"
     if beside == "nccl" and device.type != "cuda":
         raise BenchError("--beside is nccl, which has no collectives of CPU tensors; take gloo")
-    # The values that are timed are zeros: coded they would shrink as no model's do.
-    deepspeed_smddp.configure(coding="off")
     dist.init_process_group("smddp")
     groups: dict[str, Any] = {"smddp": dist.group.WORLD}
     return groups if beside == "none" else groups | {beside: dist.new_group(backend=beside)}
@@ -219,6 +219,8 @@ def _report(
         rate=question.network * 1e9 / 8 or slowest,
         rate_origin="--network" if question.network else "stated by the NICs",
         planned=planned,
+        data=question.values.name,
+        coding=settings.current().section.coding,
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -31,13 +32,17 @@ def show(report: BenchReport, console: Console) -> None:
 
     say(_head(report))
     say(
-        "Times: of a call on the slowest rank. algbw, busbw: GB/s as in nccl-tests."
+        f"Data: {report.data}. Times: of a call on the slowest rank. algbw, busbw: GB/s as in "
+        "nccl-tests."
         + (f" link: share of {rate_text(report.rate)} ({report.rate_origin})." * _linked(report))
     )
     for (op, dtype), group in groupby(report.results, lambda r: (r.case.op, r.case.dtype)):
         console.print()
         say(f"{TITLES[op]}, {dtype}", "bold")
-        console.print(_table(report, list(group)), width=width)
+        rows = list(group)
+        console.print(_table(report, rows), width=width)
+        for text in _coded(report, rows):
+            say(text)
     console.print()
     for text in report.wrong:
         say(f"wrong   {text}", "red")
@@ -68,8 +73,9 @@ def _head(report: BenchReport) -> str:
 def _table(report: BenchReport, results: Sequence[Result]) -> Table:
     columns = ["size", "over", "p50", "p90", "p99", "algbw", "busbw"]
     linked, compared = _linked(report), len(report.backends) > 1
-    columns += ["link"] * linked + ["faster"] * compared
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
+    crossed = any(result.sent.raw for result in results)
+    columns += ["link"] * linked + ["sent"] * crossed + ["faster"] * compared
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     for name in columns:
         table.add_column(name, justify="left" if name == "over" else "right", no_wrap=True)
     for case, group in groupby(results, lambda r: r.case):
@@ -80,10 +86,21 @@ def _table(report: BenchReport, results: Sequence[Result]) -> Table:
             cells += [_rate(rate) for rate in (result.algbw, result.busbw(report.ranks))]
             share = result.utilisation(report.ranks_of_hosts, report.rate)
             cells += ["" if share is None else f"{share:.0%}"] * linked
+            ratio = result.sent.ratio
+            cells += ["" if ratio is None else f"{ratio:.2f}"] * crossed
             first = number == 0 and len(rows) > 1
             cells += [f"{rows[1].median / result.median:.2f}x" if first else ""] * compared
             table.add_row(*cells, style="red" if result.wrong else "")
     return table
+
+
+def _coded(report: BenchReport, results: Sequence[Result]) -> Iterator[str]:
+    """A line for each run of sizes for which coding was chosen alike; the reason of the last."""
+    whys = [(r.case.size, r.sent.why(report.coding)) for r in results if r.sent.raw]
+    for _, group in groupby(whys, lambda one: re.sub(r"[0-9.]+", "", one[1])):
+        rows = list(group)
+        sizes = " to ".join(dict.fromkeys(size_text(size, 4) for size, _ in (rows[0], rows[-1])))
+        yield f"{sizes}: {rows[-1][1]}"
 
 
 def _rate(bytes_per_second: float) -> str:

@@ -13,17 +13,64 @@ from typing import Any
 from deepspeed_smddp.bench.bench_case import Case
 
 
+@dataclass(frozen=True)
+class Sent:
+    """What smddp sent to other hosts: ``sent`` bytes, which stand for ``raw`` ones.
+
+    ``answer``: the last one of what it pays to code, ``coding`` of ``_C.group_states()``.
+    """
+
+    sent: int = 0
+    raw: int = 0
+    answer: dict[str, Any] = field(default_factory=lambda: {"answers": 0})
+
+    def since(self, before: Sent) -> Sent:
+        """What came after ``before``."""
+        answers = self.answer["answers"] - before.answer["answers"]
+        answer = {**self.answer, "answers": answers}
+        return Sent(self.sent - before.sent, self.raw - before.raw, answer)
+
+    def and_also(self, other: Sent) -> Sent:
+        """Both together: of several turns or ranks."""
+        answer = other.answer if other.answer["answers"] else self.answer
+        return Sent(self.sent + other.sent, self.raw + other.raw, answer)
+
+    @property
+    def ratio(self) -> float | None:
+        """The share of the bytes that was sent; None if none crossed to another host."""
+        return self.sent / self.raw if self.raw else None
+
+    def why(self, setting: str) -> str:
+        """Whether the data was coded, and why, in few words; "" if none crossed.
+
+        ``setting``: that of ``coding``.
+        """
+        if self.ratio is None:
+            return ""
+        if setting != "auto":
+            return f'coding is "{setting}"'
+        if not self.answer["answers"]:
+            return "not coded: too small, or of a type that is not coded"
+        found = self.answer
+        rates = (f"{name} {found[name] / 1e9:.2g} GB/s" for name in ("network", "code"))
+        coded = self.ratio < 0.99
+        ratio = self.ratio if coded else found["ratio"]
+        return f"{'coded' if coded else 'not coded'}: {', '.join(rates)}, ratio {ratio:.2f}"
+
+
 @dataclass
 class Result:
     """``turns``: seconds of each call on the slowest rank, turn by turn.
 
     ``wrong``: for each turn whose result was checked and is wrong, which element on which rank.
+    ``sent``: by all ranks in the turns, over smddp.
     """
 
     case: Case
     backend: str
     turns: list[list[float]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    sent: Sent = Sent()
 
     @property
     def calls(self) -> list[float]:
@@ -58,7 +105,7 @@ class Result:
             return None
         return self.case.link_bytes(ranks_of_hosts) / self.median / rate
 
-    def row(self, ranks_of_hosts: Sequence[int], rate: float) -> dict[str, Any]:
+    def row(self, ranks_of_hosts: Sequence[int], rate: float, coding: str) -> dict[str, Any]:
         """What a line of the CSV file and an entry of the JSON file hold; times in microseconds."""
         ranks = sum(ranks_of_hosts)
         utilisation = self.utilisation(ranks_of_hosts, rate)
@@ -78,6 +125,9 @@ class Result:
             "algbw_gb_per_s": float(f"{self.algbw / 1e9:.6g}"),
             "busbw_gb_per_s": float(f"{self.busbw(ranks) / 1e9:.6g}"),
             "utilisation": None if utilisation is None else round(utilisation, 4),
+            "sent_bytes": self.sent.sent,
+            "sent_raw_bytes": self.sent.raw,
+            "coding": self.sent.why(coding),
             "right": not self.wrong,
             "turn_medians_us": [round(1e6 * statistics.median(t), 3) for t in self.turns],
         }
@@ -92,7 +142,8 @@ class BenchReport:
     """One run.
 
     ``hosts``: the ranks of each host by its name. ``rate``: bytes per second of a host's NICs, 0 if
-    it is not known. ``stopped``: the signal that ended it; ``failure``: the error that did.
+    it is not known. ``data``: what the timed calls moved; ``coding``: the setting. ``stopped``: the
+    signal that ended it; ``failure``: the error that did.
     """
 
     date: str
@@ -103,6 +154,8 @@ class BenchReport:
     rate: float
     rate_origin: str
     planned: int
+    data: str = "weights"
+    coding: str = "auto"
     results: list[Result] = field(default_factory=list)
     stopped: str = ""
     failure: str = ""
@@ -141,7 +194,7 @@ class BenchReport:
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each case and backend."""
-        return [result.row(self.ranks_of_hosts, self.rate) for result in self.results]
+        return [r.row(self.ranks_of_hosts, self.rate, self.coding) for r in self.results]
 
     def to_json(self) -> dict[str, Any]:
         """Everything; ``partial`` says that not all planned cases were measured."""
@@ -149,6 +202,7 @@ class BenchReport:
             "date": self.date,
             "versions": self.versions,
             "device": self.device,
+            "data": self.data,
             "backends": self.backends,
             "ranks": self.ranks,
             "hosts": self.hosts,

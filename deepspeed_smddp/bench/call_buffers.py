@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from deepspeed_smddp.bench.bench_case import ROOT, Case
+from deepspeed_smddp.bench.timed_values import WEIGHTS, TimedValues
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # Both are prime: no power of two that a chunk could have is a multiple. bf16 holds whole numbers up
@@ -35,9 +36,19 @@ class Wrong(NamedTuple):
 
 
 class CallBuffers:
-    """Tensors of one case, of ``case.size`` bytes and the share of one rank."""
+    """Tensors of one case, of ``case.size`` bytes and the share of one rank.
 
-    def __init__(self, case: Case, rank: int, ranks: int, device: torch.device) -> None:
+    ``values``: what timed calls move, repeated; another part of it on each rank.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        rank: int,
+        ranks: int,
+        device: torch.device,
+        values: TimedValues = WEIGHTS,
+    ) -> None:
         self.case, self.rank, self.ranks = case, rank, ranks
         counts = case.tensor_counts(ranks)
         kind = TORCH_DTYPES[case.dtype]
@@ -45,6 +56,8 @@ class CallBuffers:
         self.part = torch.zeros(sum(counts), dtype=kind, device=device)
         self.wholes = torch.split(self.whole, [count * ranks for count in counts])
         self.parts = torch.split(self.part, counts)
+        elements = values.elements(kind).to(device)
+        self._timed = _repeated(elements, rank * len(self.part), len(self._source))
 
     def call(self, group: dist.ProcessGroup) -> Callable[[], object]:
         """The operation on ``group``; it returns when the result is there, or is on the stream."""
@@ -65,15 +78,18 @@ class CallBuffers:
                 else:
                     _scatter(part, whole, group=group)
 
+    @property
+    def _source(self) -> torch.Tensor:
+        """The input."""
+        return self.part if self.case.gathers and not self.case.in_place else self.whole
+
     def prepare(self) -> None:
-        """Before calls whose result is not looked at: sums in place of zeros stay zeros."""
-        if self.case.in_place:
-            self.whole.zero_()
+        """Before a timed call. In place, its result is what the next one would move."""
+        self._source.copy_(self._timed)
 
     def check(self, call: Callable[[], object]) -> Wrong | None:
         """Calls once, and compares every element of this rank's result with what it must be."""
-        case = self.case
-        source = self.part if case.gathers and not case.in_place else self.whole
+        case, source = self.case, self._source
         result = self.whole if case.gathers or case.in_place else self.part
         result.fill_(-1)
         if case.op != "broadcast" or self.rank == ROOT:

@@ -7,21 +7,23 @@ smddp's. Ctrl-C, or a launcher that ends the job, stops the sweep after the curr
 
 from __future__ import annotations
 
-import itertools
+import functools
 import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from deepspeed_smddp.bench.bench_case import Case
-from deepspeed_smddp.bench.bench_report import Result
+from deepspeed_smddp.bench.bench_report import Result, Sent
 from deepspeed_smddp.bench.call_buffers import CallBuffers, Wrong
+from deepspeed_smddp.bench.timed_values import WEIGHTS, TimedValues
+from deepspeed_smddp.distributed import extension
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -68,8 +70,10 @@ class Sweep:
         device: torch.device,
         rules: Rules,
         interruption: Interruption,
+        values: TimedValues = WEIGHTS,
     ) -> None:
         self._groups, self._device, self._rules = groups, device, rules
+        self._values = values
         self._interruption = interruption
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
         self.signal = 0  # that ended the sweep on all ranks
@@ -86,7 +90,7 @@ class Sweep:
                 return
 
     def _measure(self, case: Case, on_turn: Callable[[Case], None]) -> list[Result]:
-        buffers = CallBuffers(case, self._rank, self._ranks, self._device)
+        buffers = CallBuffers(case, self._rank, self._ranks, self._device, self._values)
         calls = {name: buffers.call(group) for name, group in self._groups.items()}
         found = {name: Result(case, name) for name in calls}
         repeats = {name: self._warm_up(buffers, call) for name, call in calls.items()}
@@ -94,57 +98,80 @@ class Sweep:
             on_turn(case)
             if self.signal:
                 break
-            buffers.prepare()
-            took = self._times(calls[name], repeats[name])
-            slowest, wrong = self._exchange(took, buffers.check(calls[name]))
-            found[name].turns.append(slowest)
-            found[name].wrong += wrong
+            before = sent_so_far()
+            took = self._times(buffers, calls[name], repeats[name])
+            sent = sent_so_far().since(before)
+            of = self._exchange(took, sent, buffers.check(calls[name]))
+            found[name].turns.append(of.slowest)
+            found[name].wrong += of.wrong
+            if name == "smddp":
+                found[name].sent = found[name].sent.and_also(of.sent)
         return [result for result in found.values() if result.turns]
 
     def _warm_up(self, buffers: CallBuffers, call: Callable[[], object]) -> int:
         """Connects, maps memory; the number of calls that a turn has, the same on all ranks."""
-        buffers.prepare()
-        took = self._times(call, max(1, self._rules.warm_up))
-        slowest, _ = self._exchange(took, None)
+        took = self._times(buffers, call, max(1, self._rules.warm_up))
+        slowest = self._exchange(took, Sent(), None).slowest
         if self._rules.repeats:
             return self._rules.repeats
         return min(max(math.ceil(TURN_SECONDS / min(slowest)), _CALLS[0]), _CALLS[1])
 
-    def _times(self, call: Callable[[], object], repeats: int) -> list[float]:
-        """Seconds of each of so many calls on this rank, which begin at the same time."""
+    def _times(self, buffers: CallBuffers, call: Callable[[], object], repeats: int) -> list[float]:
+        """Seconds of each of so many calls on this rank, the first of which begin together."""
+        buffers.prepare()
         if self._device.type == "cuda":
-            return _times_on_gpu(call, repeats)
+            return _times_on_gpu(buffers, call, repeats)
         dist.barrier()
-        stamps = [time.perf_counter()]
+        seconds = []
         for _ in range(repeats):
+            began = time.perf_counter()
             call()
-            stamps.append(time.perf_counter())
-        return [max(1e-9, after - before) for before, after in itertools.pairwise(stamps)]
+            seconds.append(max(1e-9, time.perf_counter() - began))
+            if buffers.case.in_place:
+                buffers.prepare()
+        return seconds
 
-    def _exchange(self, took: list[float], wrong: Wrong | None) -> tuple[list[float], list[str]]:
-        """The slowest rank's time of each call, and what is wrong on any rank."""
+    def _exchange(self, took: list[float], sent: Sent, wrong: Wrong | None) -> _Turn:
+        """The turn of all ranks."""
         everyone: list[Any] = [None] * self._ranks
-        dist.all_gather_object(everyone, (self._interruption.number, wrong, took))
-        signals, wrongs, times = zip(*everyone, strict=True)
+        dist.all_gather_object(everyone, (self._interruption.number, wrong, took, sent))
+        signals, wrongs, times, parts = zip(*everyone, strict=True)
         self.signal = self.signal or max(signals)
         texts = [
             f"element {found.element} on rank {rank} is {found.got:g}, not {found.expected:g}"
             for rank, found in enumerate(wrongs)
             if found is not None
         ]
-        return [max(of_call) for of_call in zip(*times, strict=True)], texts
+        slowest = [max(of_call) for of_call in zip(*times, strict=True)]
+        return _Turn(slowest, texts, functools.reduce(Sent.and_also, parts))
 
 
-def _times_on_gpu(call: Callable[[], object], repeats: int) -> list[float]:
+class _Turn(NamedTuple):
+    """Seconds of each call on the slowest rank, what is wrong on any, what all have sent."""
+
+    slowest: list[float]
+    wrong: list[str]
+    sent: Sent
+
+
+def sent_so_far() -> Sent:
+    """What this process has sent to other hosts, and what its first group last said of coding."""
+    rows = extension.core.statistics()
+    sent, raw = (sum(row[key] for row in rows) for key in ("sent_bytes", "sent_raw_bytes"))
+    return Sent(sent, raw, extension.core.group_states()[0]["coding"])
+
+
+def _times_on_gpu(buffers: CallBuffers, call: Callable[[], object], repeats: int) -> list[float]:
     """By the GPU's clock, between events on the stream: launching is not in it."""
     make: Any = torch.cuda.Event
-    events = [make(enable_timing=True) for _ in range(repeats + 1)]
+    events = [[make(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
     torch.cuda.synchronize()
     dist.barrier()
-    events[0].record()
-    for event in events[1:]:
+    for before, after in events:
+        before.record()
         call()
-        event.record()
+        after.record()
+        if buffers.case.in_place:
+            buffers.prepare()
     torch.cuda.synchronize()
-    pairs = itertools.pairwise(events)
-    return [max(1e-9, 1e-3 * before.elapsed_time(after)) for before, after in pairs]
+    return [max(1e-9, 1e-3 * before.elapsed_time(after)) for before, after in events]

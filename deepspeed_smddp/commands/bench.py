@@ -28,6 +28,14 @@ def bench(
     ] = "auto",
     device: Annotated[Literal["auto", "cpu", "cuda"], Option()] = "auto",
     network: Annotated[float, Option(min=0, help="Gbit/s of a host; 0: what its NICs state.")] = 0,
+    data: Annotated[
+        str,
+        Option(
+            help="What the timed calls move, as it decides what coding saves between hosts: "
+            "weights or gradients as of a model, random bits (never coded), zeros (shrink as no "
+            "model's data does), or a file: .npy, .pt, .safetensors, else its bytes.",
+        ),
+    ] = "weights",
     csv: Annotated[
         Path | None, Option(dir_okay=False, help="File for the figures, a row each.")
     ] = None,
@@ -43,7 +51,7 @@ def bench(
     --json writes. Exits with 1 if a result is wrong, with 2 if the question is, with 130 after
     Ctrl-C.
     """
-    from deepspeed_smddp.bench import bench_job, sweep
+    from deepspeed_smddp.bench import bench_job, sweep, timed_values
 
     question = bench_job.Question(
         bench_case.chosen(ops, list(bench_case.TITLES), "--ops"),
@@ -54,6 +62,7 @@ def bench(
         beside=beside,
         device=device,
         network=network,
+        values=timed_values.TimedValues.of(data),
         csv=csv,
         json=as_json,
         figure=figure,

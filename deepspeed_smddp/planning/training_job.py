@@ -273,6 +273,13 @@ class _Row(BaseModel):
     bytes: int
     backend: str
     p50_us: float
+    sent_bytes: int = 0  # by all ranks to other hosts,
+    sent_raw_bytes: int = 0  # and what they stand for
+
+    @property
+    def sent_share(self) -> float:
+        """Of the bytes: less than 1 if they crossed coded."""
+        return self.sent_bytes / self.sent_raw_bytes if self.sent_raw_bytes else 1.0
 
 
 class _Run(BaseModel):
@@ -287,9 +294,9 @@ class _Run(BaseModel):
 def gbit_of_host(path: Path) -> float:
     """Gbit/s of a host's NICs, one direction, of which smddp's AllGather reaches its usual share.
 
-    The rate of the fastest size, (H - 1) / H of the output by the time, is the share
-    ``smddp.network`` of it: so the planner's AllGather of large buffers takes as long as the
-    measured one, and what the simulated schedule adds to its lower bound.
+    The rate of the fastest size, what was sent of (H - 1) / H of the output by the time, is the
+    share ``smddp.network`` of it: so the planner's AllGather of large buffers takes as long as the
+    measured one without coding, and what the simulated schedule adds to its lower bound.
 
     Raises:
         PlanError: the file is none of ``smddp bench``, or says nothing of a network.
@@ -309,7 +316,7 @@ def gbit_of_host(path: Path) -> float:
     counts = [len(ranks) for ranks in run.hosts.values()]
     foreign = 1 - min(counts) / sum(counts)
     rates = [
-        foreign * row.bytes / (row.p50_us * 1e-6)
+        foreign * row.bytes * row.sent_share / (row.p50_us * 1e-6)
         for row in run.results
         if (row.op, row.backend) == ("all_gather", "smddp") and row.p50_us > 0
     ]

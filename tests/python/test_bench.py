@@ -11,16 +11,20 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy
 import pytest
+import safetensors.torch
 import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
 import ranks
-from deepspeed_smddp.bench import bench_job, bench_page
+from deepspeed_smddp import _C
+from deepspeed_smddp.bench import bench_job, bench_page, timed_values
 from deepspeed_smddp.bench.bench_case import DTYPES, TITLES, BenchError, Case, cases, sizes
-from deepspeed_smddp.bench.bench_report import FAILED, RIGHT, STOPPED, BenchReport, Result
+from deepspeed_smddp.bench.bench_report import FAILED, RIGHT, STOPPED, BenchReport, Result, Sent
 from deepspeed_smddp.bench.call_buffers import CallBuffers
+from deepspeed_smddp.bench.timed_values import TimedValues
 from deepspeed_smddp.commands.main import app
 from deepspeed_smddp.diagnostics import output_files
 from deepspeed_smddp.diagnostics.doctor import machine
@@ -147,6 +151,62 @@ def test_wrong_failed_and_partial_are_said() -> None:
     assert "rank 3 has ended" in printed(failed) and failed.status == FAILED
 
 
+def test_what_was_coded_and_why_is_said() -> None:
+    rates = {"network": 0.12e9, "code": 6.1e9}
+    pays = {**rates, "answers": 9, "pays": True, "ratio": 0.7}
+    costs = {**rates, "answers": 2, "pays": False, "ratio": 1.0, "network": 6.2e9}
+    before = Sent(100, 100, {**pays, "answers": 4})
+    coded = Sent(810, 1100, pays).since(before)
+    assert coded.ratio == 0.71 and coded.answer["answers"] == 5
+    assert coded.why("auto") == "coded: network 0.12 GB/s, code 6.1 GB/s, ratio 0.71"
+    assert Sent(5, 5, costs).why("auto") == "not coded: network 6.2 GB/s, code 6.1 GB/s, ratio 1.00"
+    assert Sent(5, 5, before.since(before).answer).why("auto").startswith("not coded: too small")
+    assert Sent(5, 5).why("off") == 'coding is "off"' and Sent().why("auto") == ""
+    # Rank 0 sends nothing of Reduce: what another rank says counts.
+    assert Sent().and_also(coded).and_also(Sent()) == coded
+    whole = report()
+    for result in whole.results:
+        if result.backend == "smddp":
+            result.sent = coded if result.case.size > 1 << 20 else Sent(5, 5)
+    text = printed(whole)
+    assert "4 KiB: not coded: too small" in text and "256 MiB: coded: network 0.12" in text
+    assert "0.71" in text and json.dumps(whole.to_json()["results"][0])
+    assert whole.rows()[2]["sent_bytes"] == 710 and "coded: " in whole.rows()[2]["coding"]
+
+
+def test_what_the_timed_calls_move(tmp_path: Path) -> None:
+    kinds = {"weights": 0.71, "gradients": 0.85, "random": 1, "zeros": 0}
+    assert tuple(kinds) == timed_values.KINDS
+    for name, ratio in kinds.items():
+        values = TimedValues.of(name).elements(torch.bfloat16)
+        sent = _C.measure_coding(values)["sent_bytes"]
+        assert sent / values.nbytes == pytest.approx(ratio, abs=0.02), name
+    some = torch.arange(6, dtype=torch.float32)
+    numpy.save(tmp_path / "a.npy", some.numpy())
+    state = {"model": {"a": some[:2], "steps": torch.tensor(1)}, "b": some[2:]}
+    torch.save(state, tmp_path / "a.pt")
+    safetensors.torch.save_file({"a": some}, tmp_path / "a.safetensors")
+    (tmp_path / "a.f32").write_bytes(some.numpy().tobytes())
+    for path in tmp_path.iterdir():
+        assert TimedValues.of(str(path)).elements(torch.float32).tolist() == some.tolist(), path
+        assert TimedValues.of(str(path)).elements(torch.bfloat16)[-1] == 5
+    buffers = CallBuffers(
+        *(Case("all_reduce", "fp32", 96), 1, 2), torch.device("cpu"), TimedValues("a", some)
+    )
+    buffers.prepare()
+    assert buffers.whole.tolist() == [*range(6)] * 4
+
+
+@pytest.mark.parametrize("name", ["a.npy", "a.pt", "a.safetensors", "empty", "none"])
+def test_a_file_without_values_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"" if name == "empty" else b"no such file")
+    (tmp_path / "none").unlink(missing_ok=True)
+    said = f"--data is .*{name}; it is weights, .* or a file"
+    with pytest.raises(BenchError, match=said) as told:
+        TimedValues.of(str(tmp_path / name))
+    assert "\n" not in str(told.value)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -155,6 +215,7 @@ def test_wrong_failed_and_partial_are_said() -> None:
         (["--ops", "all_gather,alltoall"], "--ops has 'alltoall'; it may have all_gather"),
         (["--beside", "mpi"], "'mpi' is not one of"),
         (["--ranks", "1"], "one rank has no other"),
+        (["--data", "model"], "--data is model; it is weights, gradients, random, zeros or a file"),
         (["--json", "/nowhere/bench.json"], "there is no folder /nowhere"),
         (["--figure", "bench.txt"], "the end of the name is its format, one of "),
     ],
@@ -233,6 +294,9 @@ def test_the_planner_takes_the_measured_network(tmp_path: Path) -> None:
     assert training_job.gbit_of_host(path) == pytest.approx(100)
     assert plan("--network-from", str(path)) == plan("--network", "100")
     assert plan("--network-from", str(path)) != plan("--network", "400")
+    text = path.read_text().replace('"sent_raw_bytes": 0', '"sent_raw_bytes": 4')
+    path.write_text(text.replace('"sent_bytes": 0', '"sent_bytes": 3'))
+    assert training_job.gbit_of_host(path) == pytest.approx(75)
 
 
 def test_what_says_nothing_of_a_network_is_refused(tmp_path: Path) -> None:
@@ -299,6 +363,18 @@ def test_a_wrong_result_is_named_and_ends_all_ranks_with_1() -> None:
     said = " ".join(outputs[0].split())
     assert "all_reduce of 4092 bytes, fp32, over gloo: element 11 on rank 2 is" in said
     assert "(wrong 2 times)" in said and "over smddp" not in said
+
+
+def test_ranks_of_two_hosts_say_what_was_coded() -> None:
+    program = """
+    os.environ["SMDDP_HOST_ID"] = os.environ["RANK"]
+    asked = Question(["all_gather", "reduce"], ["bf16"], [1 << 10, 1 << 20], sweep.Rules(1, 2))
+    print("\\nstatus", bench_job.run(asked))
+    """
+    env = {"SMDDP_DEBUG": "curve=20:4:0.1"}
+    outputs = ranks.run(program, 2, timeout=120, imports=QUESTION, env=env)
+    assert outputs[0].count("1 KiB: not coded: too small") == 2
+    assert outputs[0].count("1 MiB: coded: network 0.1 GB/s") == 2
 
 
 def test_a_signal_to_one_rank_stops_all_after_the_turn() -> None:
