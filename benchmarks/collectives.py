@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 from calls.cases import ALL_OPS, BYTES_OF, COALESCED, FROM_TORCH_ALONE, OPS, parse_sizes
@@ -115,9 +116,10 @@ def add_measurement(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--data",
-        choices=("zeros", "weights", "random"),
+        choices=("zeros", "weights", "random", "trained-weights", "trained-gradients"),
         default="zeros",
-        help="what the core's timed calls move: zeros, normally distributed values, random bits",
+        help="what the core's timed calls move: zeros, normally distributed values, random bits, "
+        "or those of a small transformer that is trained first, for about a minute (trained.py)",
     )
     add("--turns", type=int, default=5, help="timed turns of each competitor; default: 5")
     add(
@@ -182,11 +184,17 @@ def main() -> int:
     parser = make_parser()
     args = parser.parse_args()
     complete(args, parser)
-    if args.data != "zeros":
-        os.environ["TURN_DATA"] = args.data  # turns.h
     from calls.run import run
 
-    return run(args)
+    with tempfile.TemporaryDirectory(prefix="smddp-trained-") as folder:
+        if args.data != "zeros":
+            os.environ["TURN_DATA"] = args.data  # turns.h
+        if args.data.startswith("trained-"):
+            import trained
+
+            trained.write(Path(folder), trained.train()[0])
+            os.environ["TURN_DATA"] = f"{folder}/{args.data.removeprefix('trained-')}"
+        return run(args)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,8 @@ _JOIN_SECONDS = 5.0  # a write to a file system that hangs does not hold up the 
 _OF_ROWS = (
     ("calls", "smddp_calls_total", "Collective operations of this rank."),
     ("bytes", "smddp_bytes_total", "Bytes of all ranks' blocks: outputs gathered, inputs reduced."),
+    ("sent_bytes", "smddp_sent_bytes_total", "Bytes that this rank has sent to other hosts."),
+    ("sent_raw_bytes", "smddp_sent_raw_bytes_total", "What they stand for: coded, fewer travel."),
     ("seconds", "smddp_seconds_total", "Seconds from the calls to their completion, summed."),
     ("wait_seconds", "smddp_wait_seconds_total", "Seconds that callers spent in wait()."),
 )
@@ -87,12 +89,17 @@ class Snapshot:
         return json.dumps(found, indent=indent) + "\n"
 
     def show(self, console: Console) -> None:
-        """Prints a table; what Gloo or NCCL carried out is yellow, and has no times."""
+        """Prints a table; what Gloo or NCCL carried out is yellow, and has no times.
+
+        ``sent``: to other hosts, where there are any; fewer bytes than they stand for if coded.
+        """
         from rich import filesize
         from rich.table import Table
 
         table = Table(title=f"smddp: collectives of rank {self.rank}", title_justify="left")
-        for column in ("collective", "path", "calls", "bytes", "time", "wait time"):
+        sends = any(row["sent_raw_bytes"] for row in self.collectives)
+        columns = ["collective", "path", "calls", "bytes", *["sent"] * sends, "time", "wait time"]
+        for column in columns:
             table.add_column(
                 column, justify="left" if column in ("collective", "path") else "right"
             )
@@ -104,6 +111,7 @@ class Snapshot:
                 row["path"],
                 f"{row['calls']:,}",
                 filesize.decimal(row["bytes"]),
+                *[_sent(row)] * sends,
                 *("-" if foreign else f"{seconds:.3f} s" for seconds in times),
                 style="yellow" if foreign else None,
             )
@@ -145,6 +153,14 @@ def _metric(name: str, meaning: str, samples: Iterable[tuple[Mapping[str, str], 
 def escaped(value: str) -> str:
     """A label's value, as it stands between the quotes."""
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _sent(row: extension.core.StatisticsRow) -> str:
+    """``71.0 MB of 100.0 MB``; without coding one number."""
+    from rich import filesize
+
+    sent, raw = (filesize.decimal(row[key]) for key in ("sent_bytes", "sent_raw_bytes"))
+    return sent if sent == raw else f"{sent} of {raw}"
 
 
 def _is_fallback(row: extension.core.StatisticsRow) -> bool:

@@ -264,8 +264,8 @@ def test_the_nics_of_a_provider_and_their_rate(tmp_path: Path) -> None:
         port = tmp_path / f"class/infiniband/{name}/ports/1"
         port.mkdir(parents=True)
         (port / "rate").write_text("100 Gb/sec (4X EDR)\n")
-    assert bench_job.rate_of(["rdmap0s6-rdm", "rdmap1s6-rdm"], tmp_path) == 25e9
-    assert bench_job.rate_of(["rdmap0s6", "no-such-nic"], tmp_path) == 0
+    assert machine.rate_of(["rdmap0s6-rdm", "rdmap1s6-rdm"], tmp_path) == 25e9
+    assert machine.rate_of(["rdmap0s6", "no-such-nic"], tmp_path) == 0
 
 
 # ---- the planner takes what was measured

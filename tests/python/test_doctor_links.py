@@ -14,6 +14,7 @@ from deepspeed_smddp.diagnostics.doctor import links, measurements
 from deepspeed_smddp.diagnostics.doctor.facts import Fact, RankFacts, Verdict
 from deepspeed_smddp.diagnostics.doctor.job_doctor import JobReport
 from deepspeed_smddp.diagnostics.doctor.links import BLOCKED, MEASURED, SKIPPED, Half
+from deepspeed_smddp.distributed import coding_gain
 
 # ---- the order of the pairs
 
@@ -166,6 +167,26 @@ def test_the_page_shows_the_network_that_operations_assume() -> None:
     sentences = list(measured.sentences())
     assert any("hosts is 25,4,0.12, measured now" in sentence for sentence in sentences), sentences
     assert f"a job of these ranks takes the network {stored}" in sentences
+
+
+def test_what_would_be_coded_follows_the_measured_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coding_gain, "measure", lambda dtype: (10e9, 20e9))
+
+    def said(network: str, setting: str = "auto") -> str:
+        ranks = job("ab")
+        ranks[0].facts.append(Fact("coding", setting))
+        halves = [Half(0, 2, MEASURED, network=network)]
+        part = measurements.Part(measurements.Core(0.02, 0.0), halves)
+        sentences = measurements.joined({0: part}, ranks).sentences()
+        return next(s for s in sentences if "coding" in s)
+
+    # Two ranks of a host share its rate, in GB/s.
+    slow = said("20,4,0.12")
+    assert "rank has 480 Mbit/s; bf16 weights coded: 0.71 of the bytes, pays up to 12.9 G" in slow
+    assert "; fp32 weights coded: 0.86 of the bytes, pays up to 4.93 Gbit/s" in slow
+    fast = said("20,4,2.5")
+    assert "bf16 weights coded" in fast and "fp32 weights not coded" in fast
+    assert said("20,4,0.12", "off") == 'coding between hosts: "off", as set'
 
 
 def test_ranks_that_can_not_measure_are_passed_over_and_said() -> None:

@@ -32,6 +32,8 @@ def row(collective: str, path: str, calls: int = 2, **more: Any) -> dict[str, An
         "path": path,
         "calls": calls,
         "bytes": 4096,
+        "sent_bytes": 0,
+        "sent_raw_bytes": 0,
         "seconds": 0.5,
         "wait_seconds": 0.25,
         **more,
@@ -110,6 +112,20 @@ def test_table() -> None:
     assert ["all_gather", "intranode", "2", "4.1 kB", "0.500 s", "0.250 s"] in cells
     assert ["broadcast", "fallback:gloo", "2", "4.1 kB", "-", "-"] in cells
     assert lines[-1] == "3 messages from outside the job were refused."
+
+
+def test_the_table_of_several_hosts_has_what_was_sent() -> None:
+    text = io.StringIO()
+    coded = row("all_gather", "ofi", sent_bytes=71_000_000, sent_raw_bytes=100_000_000)
+    plain = row("barrier", "ofi", sent_bytes=8, sent_raw_bytes=8)
+    taken(coded, plain).show(Console(file=text, width=100))
+    lines = text.getvalue().splitlines()
+    assert any("│ 71.0 MB of 100.0 MB │" in line for line in lines)
+    assert any(re.search("barrier .*│ +8 bytes │", line) for line in lines)
+    found = samples(taken(coded).as_prometheus())
+    labels = 'collective="all_gather",path="ofi",rank="0"'
+    assert found[("smddp_sent_bytes_total", labels)] == 71_000_000
+    assert found[("smddp_sent_raw_bytes_total", labels)] == 100_000_000
 
 
 # --- the files ------------------------------------------------------------------------------------

@@ -18,7 +18,14 @@ from rich.text import Text
 
 from deepspeed_smddp.config import settings
 from deepspeed_smddp.diagnostics import output_files
-from deepspeed_smddp.diagnostics.doctor import checks, config_check, facts, measurements, rank_facts
+from deepspeed_smddp.diagnostics.doctor import (
+    checks,
+    coding_check,
+    config_check,
+    facts,
+    measurements,
+    rank_facts,
+)
 from deepspeed_smddp.diagnostics.doctor.facts import Deviation, Finding, RankFacts, Verdict
 from deepspeed_smddp.diagnostics.doctor.measurements import Measured
 from deepspeed_smddp.diagnostics.doctor.rendezvous import Rendezvous, is_one_of_several, join
@@ -82,6 +89,7 @@ def _alone(ds_config: Path | None, json: Path | None) -> int:
     rows: list[checks.SettingRow] = []
     try:
         rows = checks.setting_rows(ds_config)
+        findings += coding_check.findings(next(r.value for r in rows if r.name == "coding"))
         if ds_config is not None:
             findings += config_check.config_findings(ds_config)
     except SmddpConfigError as error:

@@ -6,6 +6,7 @@ import array
 import contextlib
 import fcntl
 import os
+import re
 import resource
 import socket
 import struct
@@ -245,6 +246,18 @@ def rdma_devices(sysfs: Path = Path("/sys")) -> list[str]:
         rates = [rate.read_text().split("(")[0].strip() for rate in device.glob("ports/*/rate")]
         found.append(f"{device.name} ({name}) {rates[0] if rates else ''}".strip())
     return found
+
+
+def rate_of(names: list[str], sysfs: Path = Path("/sys")) -> float:
+    """Bytes per second of these network interfaces or RDMA devices; 0 if one is not known."""
+    megabits = {i.name: float(i.megabits) for i in interfaces()}
+    for device in rdma_devices(sysfs):
+        stated = re.search(r"(\S+) .*?([0-9.]+) Gb/sec", device)
+        if stated:
+            megabits[stated[1]] = 1000 * float(stated[2])
+    # A provider names a device's domain, such as rdmap0s6-rdm of rdmap0s6.
+    rates = [megabits.get(name) or megabits.get(name.rpartition("-")[0], 0.0) for name in names]
+    return sum(rates) * 1e6 / 8 if all(rates) else 0.0
 
 
 def nics_of(rails: str) -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from deepspeed_smddp.config import settings
 from deepspeed_smddp.config.units import number_text, rate_text
-from deepspeed_smddp.diagnostics.doctor import facts, links
+from deepspeed_smddp.diagnostics.doctor import coding_check, facts, links
 from deepspeed_smddp.diagnostics.doctor.facts import Deviation, RankFacts
 from deepspeed_smddp.diagnostics.doctor.rendezvous import Rendezvous
 from deepspeed_smddp.diagnostics.rank_ports import Clock, measure
@@ -72,6 +72,7 @@ class Measured:
     network: str = ""
     network_source: str = ""
     stored_network: str = ""
+    coding: str = ""
 
     def deviations(self, ranks: Sequence[RankFacts]) -> list[Deviation]:
         """What is slow, blocked or far off, and ranks that did not finish."""
@@ -99,6 +100,8 @@ class Measured:
                 f"the network between hosts is {self.network}, {self.network_source} "
                 "(docs/dev/one-allgather.md)"
             )
+        if self.coding:
+            yield f"coding between hosts: {self.coding}"
         if self.stored_network:
             yield f"a job of these ranks takes the network {self.stored_network}"
         if self.hosts_not_measured:
@@ -154,6 +157,11 @@ def joined(parts: Mapping[int, Part], ranks: Sequence[RankFacts], stored: str = 
     able = {rank.host_id for rank in ranks if rank.rank in measuring}
     known = [half for part in parts.values() for half in part.links if half.network]
     models = [[float(number) for number in half.network.split(",")] for half in known]
+    network = [statistics.median(column) for column in zip(*models, strict=True)]
+    coding = ""
+    if network:
+        rate = network[2] * 1e9 * len(hosts) / len(ranks)
+        coding = coding_check.choice(ranks[0].value("coding"), rate)
     return Measured(
         {rank: part.core for rank, part in parts.items()},
         {rank: part.clock for rank, part in parts.items() if part.clock is not None},
@@ -161,9 +169,10 @@ def joined(parts: Mapping[int, Part], ranks: Sequence[RankFacts], stored: str = 
         [name for host_id, name in hosts.items() if host_id not in able],
         len(hosts),
         sorted({rank.rank for rank in taking_part(ranks)} - set(parts)),
-        ",".join(f"{statistics.median(column):.4g}" for column in zip(*models, strict=True)),
+        ",".join(f"{number:.4g}" for number in network),
         "; ".join(sorted({half.network_source for half in known})),
         stored,
+        coding,
     )
 
 

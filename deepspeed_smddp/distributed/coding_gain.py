@@ -1,0 +1,36 @@
+"""What lossless coding between hosts is expected to bring: csrc/flows/coding_choice.cc's rule."""
+
+from __future__ import annotations
+
+import torch
+
+from deepspeed_smddp.distributed import extension
+
+# The part of their bytes that trained weights take: docs/coding.md.
+RATIOS = {"bf16": 0.71, "fp32": 0.86}
+_TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+_LEAST_GAIN = 1.05
+# Bytes per second that a core with AVX2 codes and decodes, one after the other: 10 and 20 GB/s.
+USUAL_CODE = 1e9 / 0.15
+
+
+def highest_rate(ratio: float, code: float = USUAL_CODE) -> float:
+    """Bytes per second of a rank's network up to which coding pays, at ``code`` bytes per second.
+
+    The core codes if ``(ratio / network + 1 / code) * 1.05 <= 1 / network``.
+    """
+    return max(0.0, code * (1 / _LEAST_GAIN - ratio))
+
+
+def share_of_time(ratio: float, rate: float, code: float = USUAL_CODE) -> float:
+    """The part of the network's time that data takes where a rank has ``rate``; 1: not coded."""
+    return ratio + rate / code if rate <= highest_rate(ratio, code) else 1.0
+
+
+def measure(dtype: str) -> tuple[float, float]:
+    """Bytes per second that this core codes, and that it decodes, of values like weights."""
+    random = torch.Generator().manual_seed(0)
+    values = torch.empty(1 << 18).normal_(0, 0.02, generator=random).to(_TYPES[dtype])
+    found = [extension.core.measure_coding(values) for _ in range(8)]
+    encode = min(one["encode_seconds"] for one in found)
+    return values.nbytes / encode, values.nbytes / min(one["decode_seconds"] for one in found)
