@@ -104,14 +104,14 @@ class DataParallelTraining(Training):
     def __init__(self, load: Workload, backend: str, options: Options) -> None:
         super().__init__(load, backend)
         self.trace: Trace | None = None
-        model = neox(load)
+        model = neox(load).to(getattr(torch, options.dtype))
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.reduced = sum(p.nbytes for p in model.parameters()) if options.scheme == DDP else 0
         self.model = self.replicated(model, options) if self.reduced else self.sharded(model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
 
     def replicated(self, model: nn.Module, options: Options) -> nn.Module:
-        """DDP in fp32."""
+        """DDP in one type."""
         # None is not the same as 25: with None the first bucket has 1 MiB.
         replica = DistributedDataParallel(
             model, gradient_as_bucket_view=True, bucket_cap_mb=options.bucket_mb

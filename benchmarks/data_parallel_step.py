@@ -37,11 +37,18 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="MiB",
         help="bucket_cap_mb of DDP, for all backends; default: DDP's own",
     )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="of DDP's parameters and gradients; default: float32",
+    )
     return parser
 
 
 def trainers(args: argparse.Namespace) -> list[DataParallelTrainers]:
-    load, options = command.workload(args, WORKLOADS), Options(args.scheme, args.bucket_mb)
+    load = command.workload(args, WORKLOADS)
+    options = Options(args.scheme, args.bucket_mb, args.dtype)
     return [
         DataParallelTrainers(name, build, load, options, command.threads(args))
         for name, build in command.backends(args)

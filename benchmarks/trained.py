@@ -23,8 +23,8 @@ from deepspeed_smddp import _C
 sys.path.insert(0, str(ROOT / "examples"))
 import byte_text
 
-LOAD = Workload("trained", 4, 256, 4, 256, sequence=128, batch=8)
-STEPS = 300
+LOAD = Workload("trained", 4, 256, 4, 256, sequence=128, batch=4)
+STEPS = 200
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -43,7 +43,7 @@ def train(steps: int = STEPS) -> tuple[dict[str, torch.Tensor], list[float]]:
         found.loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        losses.append(float(found.loss))
+        losses.append(found.loss.item())
     kinds = {
         "weights": [parameter.detach() for parameter in model.parameters()],
         "gradients": [p.grad for p in model.parameters() if p.grad is not None],

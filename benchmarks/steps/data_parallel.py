@@ -26,6 +26,7 @@ WORKLOADS = {
 class Options:
     scheme: str
     bucket_mb: float | None = None  # DDP's bucket_cap_mb
+    dtype: str = "float32"  # of DDP's parameters and gradients
 
 
 class DataParallelTrainers(Trainers):
@@ -36,7 +37,8 @@ class DataParallelTrainers(Trainers):
     def __init__(
         self, backend: str, build: Build, load: Workload, options: Options, threads: int
     ) -> None:
-        over = {} if options == Options(options.scheme) else {"bucket_mb": options.bucket_mb}
+        usual = asdict(Options(options.scheme))
+        over = {name: value for name, value in asdict(options).items() if value != usual[name]}
         super().__init__(backend, build, load, over, "cpu", threads)
         self.scheme = options.scheme
         self.carries = ("reduced",) if options.scheme == DDP else ("gathered", "scattered")

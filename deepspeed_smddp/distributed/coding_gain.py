@@ -23,8 +23,8 @@ def highest_rate(ratio: float, code: float = USUAL_CODE) -> float:
 
 
 def share_of_time(ratio: float, rate: float, code: float = USUAL_CODE) -> float:
-    """The part of the network's time that data takes where a rank has ``rate``; 1: not coded."""
-    return ratio + rate / code if rate <= highest_rate(ratio, code) else 1.0
+    """The part of the network's time that data takes where a rank has ``rate``, by that rule."""
+    return min(1.0, ratio + rate / code)
 
 
 def measure(dtype: str) -> tuple[float, float]:

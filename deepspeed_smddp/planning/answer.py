@@ -8,7 +8,7 @@ from typing import Any
 from deepspeed_smddp.planning import PlanError, recommendation
 from deepspeed_smddp.planning.collective_time import RankGroup
 from deepspeed_smddp.planning.memory_use import MemoryUse, fits, memory_use
-from deepspeed_smddp.planning.step_time import StepTime, communication_origin, step_time
+from deepspeed_smddp.planning.step_time import StepTime, coding, communication_origin, step_time
 from deepspeed_smddp.planning.training_job import Job
 
 
@@ -121,6 +121,7 @@ class Planned:
             "hardware_tflops_per_gpu": self.hardware_tflops,
             "tokens_per_second": job.tokens_per_step / self.step.total,
             "communication": communication_origin(job),
+            "coding": coding(job),
             "limit": self.limit,
             "training": asdict(training) if training else None,
             "ds_config": recommendation.ds_config(job),

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from deepspeed_smddp.distributed import coding_gain
 from deepspeed_smddp.planning.constants import Values
 from deepspeed_smddp.planning.hardware import Cluster, gbit
 
@@ -31,13 +32,15 @@ class RankGroup(NamedTuple):
     """The ranks of a collective, and what carries it.
 
     ``spacing``: neighbours of the group are so many GPUs apart, 1 without tensor parallelism. The
-    groups of one host that lie beside each other share its NICs.
+    groups of one host that lie beside each other share its NICs. ``ratio``: the part of its bytes
+    that data takes where smddp codes it between hosts (docs/coding.md); 1: it is not coded.
     """
 
     ranks: int
     spacing: int
     cluster: Cluster
     library: str
+    ratio: float = 1.0
 
     @property
     def local(self) -> int:
@@ -54,6 +57,10 @@ class RankGroup(NamedTuple):
         """Bytes per second of the group's part of a host's NICs; ``spacing`` groups share them."""
         return self.cluster.network_rate / min(self.spacing, self.cluster.gpus_per_host)
 
+    def rail(self, c: Values) -> float:
+        """Bytes per second that smddp reaches of a rank's share of the NICs."""
+        return self.network_rate * c["smddp.network"] / self.local
+
 
 def origin(gathered: float, reduced: float, group: RankGroup, c: Values) -> str:
     """Where the times of an AllGather and a ReduceScatter of so many bytes come from, in words."""
@@ -67,8 +74,7 @@ def origin(gathered: float, reduced: float, group: RankGroup, c: Values) -> str:
 
 
 def _one_simulated(collective: str, nbytes: float, group: RankGroup, c: Values) -> Simulated:
-    rail = group.network_rate * c["smddp.network"] / group.local
-    return simulated(collective, group.hosts, nbytes / group.ranks, rail)
+    return simulated(collective, group.hosts, nbytes / group.ranks, group.rail(c))
 
 
 def collective_seconds(
@@ -82,16 +88,17 @@ def collective_seconds(
     if collective == "all_reduce":
         parts = ("reduce_scatter", "all_gather")
         return sum(collective_seconds(part, nbytes, group, c, calls) for part in parts)
-    ranks, _, cluster, library = group
+    ranks, cluster = group.ranks, group.cluster
     if ranks == 1:
         return 0.0
     hosts = group.hosts
     if hosts == 1:
         return _inside(nbytes, ranks, cluster, c)
-    if library == "smddp":
+    if group.library == "smddp":
         one = _one_simulated(collective, nbytes / calls, group, c)
         spread = _inside(nbytes / hosts, group.local, cluster, c) if group.local > 1 else 0.0
-        return calls * one.seconds + spread
+        coded = coding_gain.share_of_time(group.ratio, group.rail(c))
+        return calls * one.seconds * coded + spread
     kind = "efa" if cluster.efa else "nccl"
     share = c[f"{kind}.network"] / (1 + ranks / c["nccl.half_ranks"])
     rate = min(group.network_rate * share, _nvlink(cluster, c))

@@ -14,7 +14,7 @@ from deepspeed_smddp.diagnostics import output_files
 from deepspeed_smddp.diagnostics.report.wording import count
 from deepspeed_smddp.planning.answer import Answer, Planned, host_bytes
 from deepspeed_smddp.planning.recommendation import ds_config
-from deepspeed_smddp.planning.step_time import communication_origin
+from deepspeed_smddp.planning.step_time import coding, communication_origin
 from deepspeed_smddp.planning.training_job import Job
 
 NOT_SHOWN = "It has not run on hardware; errors: docs/dev/planner-validation.md."
@@ -178,6 +178,8 @@ def _work(console: Console, plan: Planned, tokens: float) -> None:
             f"{job.cluster.network_rate * 8e-9:g}",
         )
         table.add_row("Communication", communication_origin(job))
+        if coding(job):
+            table.add_row("Coding", coding(job))
     table.add_row("Limited by", plan.limit)
     training = plan.training(tokens)
     if training is not None:

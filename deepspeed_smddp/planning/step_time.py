@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from deepspeed_smddp.config.units import rate_text
+from deepspeed_smddp.distributed import coding_gain
 from deepspeed_smddp.planning.collective_time import RankGroup, collective_seconds, origin
 from deepspeed_smddp.planning.constants import Values, values
 from deepspeed_smddp.planning.training_job import Job
@@ -107,6 +109,22 @@ def communication_origin(job: Job) -> str:
     return origin(nbytes, nbytes, _group(job, job.data_parallel), values())
 
 
+def coding(job: Job) -> str:
+    """What is assumed of coding between hosts, in words; "" where smddp sends nothing there."""
+    group = _group(job, job.shard_ranks)
+    if group.hosts == 1:
+        group = _group(job, job.data_parallel)
+    if group.hosts == 1 or group.library != "smddp":
+        return ""
+    if group.ratio == 1:
+        return "off, or of a type without a known ratio"
+    highest, rate = coding_gain.highest_rate(group.ratio), group.rail(values())
+    has = f"a rank has {rate_text(rate)}, it pays up to {rate_text(highest)}"
+    if rate > highest:
+        return f"not counted: {has}"
+    return f"{group.ratio} of the bytes of bf16 (assumed): {has}"
+
+
 def _tensor_per_layer(job: Job, c: Values) -> float:
     """AllReduces of tensor parallelism: two forward, two backward, two more if computed again."""
     scheme, shape = job.scheme, job.shape
@@ -191,7 +209,9 @@ def _replicated(job: Job, gpu: GpuTime, c: Values) -> tuple[list[_Overlap], list
 
 def _group(job: Job, ranks: int) -> RankGroup:
     """So many data-parallel ranks of the job."""
-    return RankGroup(ranks, job.scheme.tensor, job.cluster, job.software.library)
+    return RankGroup(
+        ranks, job.scheme.tensor, job.cluster, job.software.library, job.software.coded_ratio
+    )
 
 
 def _scaled(of: _Overlap, times: float) -> _Overlap:

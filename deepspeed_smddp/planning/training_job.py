@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from deepspeed_smddp.config.ds_json import at
 from deepspeed_smddp.config.parsing import parse_section
+from deepspeed_smddp.distributed import coding_gain
 from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.planning import PlanError
 from deepspeed_smddp.planning.constants import values
@@ -55,7 +56,7 @@ class Software:
     ``framework`` is "deepspeed", "fsdp", "fsdp2" or "megatron"; ``precision`` "bf16", "fp16" or
     "fp8". ``flash``: attention without a matrix of scores in memory. ``compiled``: fused
     elementwise operations (torch.compile, or Megatron's fused kernels). ``gradient_bytes``: of an
-    element on the wire.
+    element on the wire. ``coded``: smddp codes between hosts where it pays.
     """
 
     library: str = "smddp"
@@ -67,12 +68,19 @@ class Software:
     fp8_gather: bool = False
     rowwise: bool = False
     overlapped: bool = True
+    coded: bool = False
     generation: int = 2  # of the attention kernels: 1 FlashAttention or Triton, 2, 3 or cuDNN
 
     @property
     def parameter_bytes(self) -> int:
         """Of a parameter of a layer that is gathered."""
         return 1 if self.fp8_gather else 2
+
+    @property
+    def coded_ratio(self) -> float:
+        """The part of their bytes that coded weights and gradients are assumed to take."""
+        in_bf16 = self.precision == "bf16" and (self.parameter_bytes, self.gradient_bytes) == (2, 2)
+        return coding_gain.RATIOS["bf16"] if self.coded and in_bf16 else 1.0
 
 
 @dataclass(frozen=True)
@@ -225,7 +233,11 @@ def of_config(
         cluster,
         gpus,
         scheme,
-        Software(library=library, precision="fp16" if at(config, "fp16.enabled") else "bf16"),
+        Software(
+            library=library,
+            precision="fp16" if at(config, "fp16.enabled") else "bf16",
+            coded=section.coding != "off",
+        ),
         Buckets(**sizes),
         recomputation=recomputation,
     )

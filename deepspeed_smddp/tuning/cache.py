@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar
 import torch
 from pydantic import AfterValidator, Field, TypeAdapter
 
+from deepspeed_smddp.config import settings
 from deepspeed_smddp.distributed import launchers
 from deepspeed_smddp.tuning.choice import MOST_POINTS, NetworkModel, Seconds, Size, rising
 from deepspeed_smddp.version import __version__
@@ -52,8 +53,9 @@ def directory() -> Path:
 
 def topology(version: str, hosts: Sequence[str]) -> str:
     """The name of a topology: package version, hosts by rank, and settings of the network."""
-    settings = [f"{name}={os.environ.get(name, '')}" for name in _VARIABLES]
-    text = "\n".join([version, *hosts, *settings])
+    variables = [f"{name}={os.environ.get(name, '')}" for name in _VARIABLES]
+    coding = settings.current().section.coding
+    text = "\n".join([version, *hosts, *variables, coding])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from deepspeed_smddp.config import ds_json as ds_config
-from deepspeed_smddp.distributed import launchers
+from deepspeed_smddp.config import settings
+from deepspeed_smddp.distributed import coding_gain, launchers
 from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.tuning import auto_keys, decoder, measure
 from deepspeed_smddp.tuning.choice import Choice, NetworkModel, choose
@@ -46,6 +47,7 @@ class Tuned:
 
     ``open_keys``: those with a chosen value; ``config``: the config with all of them. ``expected``:
     seconds of a step of ``asked.model`` before and after, None on GPUs; ``steps``: of real ones.
+    ``coding``: how far coding between hosts is in the measured times.
     """
 
     asked: Asked
@@ -56,12 +58,14 @@ class Tuned:
     rank: int
     expected: tuple[float, float] | None = None
     steps: StepTimes | None = None
+    coding: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """For ``--json``: sizes, seconds, and gains as shares of the time before."""
         found: dict[str, Any] = {
             "model": asdict(self.asked.model),
             "parameters": self.asked.model.parameters,
+            "coding": self.coding,
             "keys": {
                 key: {"before": getattr(self.before, key), "after": getattr(self.choice, key)}
                 for key in self.open_keys
@@ -130,7 +134,9 @@ def run(path: Path, asked: Asked) -> Tuned:
             if asked.everything:
                 after, expected = better(before, after, expected)
         filled = auto_keys.fill(config, after)
-        found = Tuned(asked, open_keys, before, after, filled, group.rank(), expected)
+        found = Tuned(
+            asked, open_keys, before, after, filled, group.rank(), expected, coding=_coding()
+        )
         if asked.turns:
             ways = {"turns": asked.turns, "steps": asked.steps}
             steps = decoder.compare_steps(config, asked.model, before, after, **ways)
@@ -164,6 +170,16 @@ def _check_ranks() -> None:
 
 def _on_gpu() -> bool:
     return torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR", "cuda") != "cpu"
+
+
+def _coding() -> str:
+    ratio, setting = coding_gain.RATIOS["bf16"], settings.current().section.coding
+    if setting == "off":
+        return '"off": the network is measured and counted without'
+    return (
+        f'"{setting}": measured with bf16 values like weights, which coding between hosts leaves '
+        f"{ratio} of the bytes of where it is used"
+    )
 
 
 def _expected(
@@ -214,6 +230,7 @@ def show(tuned: Tuned, console: Console) -> None:
     console.print()
     for key in tuned.open_keys:
         console.print(Text(f"{key}: {tuned.choice.why[key]}"))
+    console.print(Text(f"coding {tuned.coding}"))
     sizes = tuned.asked.model
     console.print()
     console.print(

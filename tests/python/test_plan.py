@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from deepspeed_smddp.commands.main import app
 from deepspeed_smddp.config.parsing import parse_section
 from deepspeed_smddp.planning import training_job
-from deepspeed_smddp.planning.hardware import CLUSTERS
+from deepspeed_smddp.planning.hardware import CLUSTERS, gbit
 from deepspeed_smddp.planning.memory_use import fits, memory_use
 from deepspeed_smddp.planning.model_shape import named
 from deepspeed_smddp.planning.recommendation import (
@@ -128,7 +128,41 @@ def test_the_recommended_config_is_valid() -> None:
     again = training_job.of_config(
         best.shape, best.cluster, best.gpus, config, recomputation=best.recomputation
     )
-    assert again == best
+    assert again == best.having(coded=True)
+
+
+def test_coding_counts_where_the_network_is_slow_enough_for_it() -> None:
+    def gathers(gbit_per_host: float, **changes: object) -> float:
+        of = replace(CLUSTERS["p4d"], network_rate=gbit(gbit_per_host))
+        return step_time(llama(64, cluster=of, **changes)).exposed_gathers
+
+    # 9 Gbit/s of a host are 1.01 of each of its 8 ranks.
+    assert gathers(9, coded=True) < 0.75 * gathers(9)
+    assert gathers(400, coded=True) == gathers(400)
+    for other in ({"precision": "fp16"}, {"gradient_bytes": 4}, {"library": "nccl"}):
+        assert gathers(9, coded=True, **other) == gathers(9, **other)
+
+
+@pytest.mark.parametrize(
+    ("network", "setting", "said"),
+    [
+        (
+            "25",
+            "auto",
+            "Coding 0.71 of the bytes of bf16 (assumed): a rank has 2.81 Gbit/s",
+        ),
+        ("400", "auto", "Coding not counted: a rank has 45 Gbit/s, it pays up to 12.9 Gbit/s"),
+        ("25", "off", "Coding off, or of a type without a known ratio"),
+    ],
+)
+def test_the_page_says_what_is_assumed_of_coding(
+    tmp_path: Path, network: str, setting: str, said: str
+) -> None:
+    config = {"comm_backend": "smddp", "zero_optimization": {"stage": 3}}
+    (tmp_path / "ds.json").write_text(json.dumps({**config, "smddp": {"coding": setting}}))
+    words = ("llama-2-7b", "a100-80", "--gpus", "64", "--network", network)
+    _, page = run(*words, "--config", str(tmp_path / "ds.json"))
+    assert said in " ".join(page.split())
 
 
 def test_deepspeed_reads_the_recommended_config() -> None:
@@ -178,7 +212,7 @@ def test_the_replica_all_reduce_overlaps_the_last_backward_pass() -> None:
 def test_a_faster_network_is_never_slower(
     hosts: int, library: str, factor: float, where: str
 ) -> None:
-    job = llama(8 * hosts, where, library=library)
+    job = llama(8 * hosts, where, library=library, coded=True)
     faster = job.having(
         cluster=replace(job.cluster, network_rate=factor * job.cluster.network_rate)
     )

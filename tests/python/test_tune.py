@@ -155,6 +155,9 @@ def test_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache.load(name, cache.NETWORK) == curve
     assert len(list(cache.directory().iterdir())) == 1
     assert name != cache.topology("0", ["a", "b", "b"])
+    with monkeypatch.context() as uncoded:
+        uncoded.setenv("SMDDP_CODING", "off")
+        assert name != cache.topology("0", ["a", "a", "b"])
     monkeypatch.setenv("SMDDP_FABRIC_INTERFACE", "eth7")
     assert name != cache.topology("0", ["a", "a", "b"])
     (cache.directory() / f"{name}.json").write_text('{"allgather": []}')
