@@ -88,7 +88,9 @@ def initialise(
         raise SmddpConfigError(
             f'the DeepSpeed config has "{KEY}": {show(request.backend)}, but the default process '
             f"group was already made with {show(existing)}; make it with "
-            f"init_process_group({show(request.backend)}), or leave making it to DeepSpeed"
+            f"init_process_group({show(request.backend)}), in Lightning "
+            f"DeepSpeedStrategy(process_group_backend={show(request.backend)}), or leave making "
+            "it to DeepSpeed"
         )
     if _serving(existing) == NAME:
         if request != Request():

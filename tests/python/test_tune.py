@@ -146,6 +146,14 @@ def test_explicit_values_win_under_deepspeeds_second_names() -> None:
     }
 
 
+def test_small_operations_are_timed_in_rows_that_no_burst_carries() -> None:
+    # 1 MiB where the network is fast enough for it, else 5 ms.
+    assert [measure.in_a_row(size, 1e-5) for size in (4096, 65536, 1 << 20, 16 << 20)] == [
+        *(256, 16, 1, 1)
+    ]
+    assert measure.in_a_row(65536, 1e-3) == 5 and measure.in_a_row(262144, 0.1) == 1
+
+
 def test_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     curve = NetworkModel(line(1e-5, 1e9), line(2e-5, 1e9))
