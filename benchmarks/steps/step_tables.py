@@ -110,10 +110,8 @@ def comparison_lines(found: Setting, name: str) -> list[str]:
     difference = found.of(name)[-1].loss_difference
     if difference is not None:
         steps = sum(row.steps for row in found.of(name))
-        out.append(
-            f"losses of {OURS} and {name} differ by at most {100 * difference:.3f} % "
-            f"in {steps} steps and those of the warm-up"
-        )
+        by = f"differ by at most {100 * difference:.3f} %" if difference else "are equal to the bit"
+        out.append(f"losses of {OURS} and {name} {by} in {steps} steps and those of the warm-up")
     return out
 
 
