@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -281,6 +282,11 @@ Result<void*> HostDevice::import_memory(const Allocation& allocation, int pid) {
       "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(allocation.descriptor);
   FileDescriptor segment(open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (!segment) return errno_status("could not open a segment of process " + std::to_string(pid));
+  struct stat of{};
+  size_t bytes = allocation.bytes;
+  if (fstat(segment.get(), &of) != 0 || pages(bytes) != bytes ||
+      static_cast<size_t>(of.st_size) != with_counter(bytes))
+    return Status(Code::kInternal, "the memory offer of a peer names another file");
   auto at = map_segment(segment.get(), allocation.bytes);
   if (at) ++mappings(at.value(), allocation.bytes);
   return at;

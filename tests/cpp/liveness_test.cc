@@ -94,9 +94,9 @@ TEST(Liveness, AGroupThatWasLeftIsToldWithTheReason) {
 TEST(Liveness, TheReasonsOfManyGroupsThatWereLeftAreForgotten) {
   auto asker = open(), other = open();
   Process process = asker->meet(other->contact()).value();
-  JobKey first{}, group{};
+  JobKey first{1}, group{};  // not the key that meet() asks about
   for (int i = 0; i <= 1024; ++i) {
-    group = {static_cast<uint8_t>(i % 256), static_cast<uint8_t>(i / 256)};
+    group = {1, static_cast<uint8_t>(i % 256), static_cast<uint8_t>(i / 256)};
     other->left(group, 7, "why");
   }
   for (const JobKey& of : {first, group}) {
