@@ -163,18 +163,17 @@ size_t estimate(const std::byte* from, size_t bytes, Dtype dtype) {
   return kHeaderBytes + (expected > most_worth(bytes) ? bytes : expected);
 }
 
-bool read_header(const std::byte* from, size_t available, Block* block) {
+size_t block_at(const std::byte* from, size_t available) {
   Header header;
-  if (available < sizeof header) return false;
+  if (available < sizeof header) return 0;
   std::memcpy(&header, from, sizeof header);
-  *block = {header.bytes, header.form == kRawForm};
-  return header.bytes >= kHeaderBytes &&
-         header.bytes <= std::min(available, kBlockBytes + kHeaderBytes);
+  bool fits = header.bytes >= kHeaderBytes &&
+              header.bytes <= std::min(available, kBlockBytes + kHeaderBytes);
+  return fits ? header.bytes : 0;
 }
 
 bool decode(std::byte* to, size_t bytes, const std::byte* from, size_t coded) {
-  Block block;
-  if (!read_header(from, coded, &block) || block.bytes != coded) return false;
+  if (coded == 0 || block_at(from, coded) != coded) return false;
   Header header;
   std::memcpy(&header, from, sizeof header);
   from += kHeaderBytes;

@@ -40,13 +40,9 @@ size_t encode(std::byte* to, const std::byte* from, size_t bytes, Dtype dtype);
 // About how many bytes encode() would return, from a sample of the elements: for a small part of its time.
 size_t estimate(const std::byte* from, size_t bytes, Dtype dtype);
 
-// What the header of a block says.
-struct Block {
-  size_t bytes;  // of the block, its header included; kHeaderBytes to kBlockBytes + kHeaderBytes
-  bool raw;      // the raw bytes follow the header
-};
-// False: the `available` bytes at `from` do not begin with the header of a block, or end before the block.
-bool read_header(const std::byte* from, size_t available, Block* block);
+// The bytes of the block that the `available` bytes at `from` begin with, its header included: kHeaderBytes to
+// kBlockBytes + kHeaderBytes. 0: they begin with no block, or end before it.
+size_t block_at(const std::byte* from, size_t available);
 
 // Decodes the block of `coded` bytes at `from` to the `bytes` raw bytes at `to`. False: these are not a whole
 // block of so many raw bytes; what stands at `to` is then not defined. Whatever the block holds, no byte outside

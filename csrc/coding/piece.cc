@@ -22,11 +22,9 @@ size_t encode_piece(std::byte* to, const std::byte* from, size_t bytes, Dtype dt
 bool decode_piece(std::byte* to, size_t bytes, const std::byte* from, size_t coded) {
   size_t begin = 0;
   for (size_t at = 0; at < bytes; at += kBlockBytes) {
-    Block block;
-    if (!read_header(from + begin, coded - begin, &block)) return false;
-    if (!decode(to + at, std::min(bytes - at, kBlockBytes), from + begin, block.bytes))
-      return false;
-    begin += block.bytes;
+    size_t block = block_at(from + begin, coded - begin);
+    if (!decode(to + at, std::min(bytes - at, kBlockBytes), from + begin, block)) return false;
+    begin += block;
   }
   return begin == coded;
 }
@@ -40,9 +38,9 @@ bool decode_in_place(std::byte* at, size_t bytes, size_t coded) {
   const size_t blocks = blocks_of(bytes);
   size_t begins[kMostBlocks + 1] = {};
   for (size_t i = 0; i < blocks; ++i) {
-    Block block;
-    if (!read_header(at + begins[i], coded - begins[i], &block)) return false;
-    begins[i + 1] = begins[i] + block.bytes;
+    size_t block = block_at(at + begins[i], coded - begins[i]);
+    if (block == 0) return false;
+    begins[i + 1] = begins[i] + block;
   }
   if (begins[blocks] != coded) return false;
   std::byte code[2][kBlockBytes + kHeaderBytes];

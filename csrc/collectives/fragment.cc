@@ -37,7 +37,7 @@ FlowLimits Fragment::limits_of(const FragmentContext& context, size_t chunk_byte
 FlowCoding Fragment::coding_of(const FragmentContext& context) const {
   const Shape& shape = context.shape;
   bool unrounded = (operation_->signature().options & kPartialsInFp32) != 0 && !gathers_sums_;
-  return {operation_->coding,
+  return {operation_->on_device ? Coding::kOff : operation_->coding,
           unrounded ? kernels::accumulator_of(operation_->dtype) : operation_->dtype,
           shape.network.bytes_per_ns * shape.nodes / shape.ranks, context.coding};
 }
@@ -175,12 +175,18 @@ Status Fragment::on_message(const wire::Header& h, const std::byte* payload) {
   has_received_ = true;
   if (h.type == wire::Type::kWritten)
     return flows_.on_written(source, h.offset, {payload, h.bytes});
-  ReceiveFlow* receive = flows_.on_data(source, h.offset, h.bytes);
+  std::byte values[transport::kEagerPayload];  // no coded message stands for more
+  bool coded = h.raw_bytes > h.bytes, fits = !coded || h.raw_bytes <= sizeof values;
+  ReceiveFlow* receive = fits ? flows_.on_data(source, h.offset, h.raw_bytes) : nullptr;
   if (receive == nullptr) {
     return {Code::kMismatch,
             members_.describe(source) + " sent data that is not part of this operation"};
   }
-  place(*receive, h.offset, payload, h.bytes);
+  if (coded) {
+    if (Status s = flows_.decode(*receive, values, h.raw_bytes, payload, h.bytes); !s) return s;
+    payload = values;
+  }
+  place(*receive, h.offset, payload, h.raw_bytes);
   return {};
 }
 

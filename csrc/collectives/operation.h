@@ -25,7 +25,7 @@ struct Taken {
 // What a collective is, beside its memory: equal on all ranks.
 struct OperationTerms {
   Collective collective = Collective::kBarrier;
-  Dtype dtype = Dtype::kBytes;  // kBytes for an AllGather or a barrier
+  Dtype dtype = Dtype::kBytes;  // kBytes: of several types, or of one that is only moved, or none
   ReduceOp reduce_op = ReduceOp::kNone;
   int divisor = 0;          // of an average; 0: the number of ranks
   size_t element_size = 1;  // bytes; differs from size_of(dtype) only for kBytes

@@ -9,35 +9,35 @@
 namespace smddp {
 namespace {
 
-constexpr uint32_t kChunksPerSample = 16;
+constexpr size_t kPiecesPerSample = 16;
 constexpr double kLeastGain = 1.05;
-// The time of a smaller piece is not its bytes'.
-constexpr size_t kLeastTimed = 4 << 10;
+// No smaller piece is coded: to sample, code and decode 2 KiB of bf16 takes 0.56 us, as much as they save at 10 Gbit/s
+// (AVX-512, AMD EPYC), and its time is not its bytes'.
+constexpr size_t kLeastBytes = 4 << 10;
 
 }  // namespace
 
 // One time counts as at most four times the average: the thread may have lost its core meanwhile.
 void CodingChoice::Speed::count(size_t bytes, uint64_t ns) {
-  if (bytes < kLeastTimed) return;
   double each = static_cast<double>(ns) / static_cast<double>(bytes);
   average_ += (std::min(each, 4 * average_) - average_) / 16;
 }
 
-// While a flow is not coded, a sample now and then says whether it would pay: a block in the middle of a chunk.
+// While a flow is not coded, a sample now and then says whether it would pay: a block in the middle of a piece.
 bool CodingChoice::codes(CodingState& flow, const FlowCoding& how, const std::byte* from,
-                         size_t bytes, uint32_t chunk) {
-  bool able =
-      how.coding != Coding::kOff && coding::codes(how.dtype) && bytes <= coding::kPieceBytes;
+                         size_t bytes, size_t at) {
+  bool able = how.coding != Coding::kOff && coding::codes(how.dtype) && bytes >= kLeastBytes &&
+              bytes <= coding::kPieceBytes;
   if (!able || how.coding == Coding::kOn) return flow.codes = able;
   if (!flow.codes) {
-    if (chunk < flow.next_sample) return false;
+    if (at < flow.next_sample) return false;
     size_t sample = std::min(bytes, coding::kBlockBytes);
     from += (bytes - sample) / 2 / sizeof(float) * sizeof(float);
     flow.ratio = static_cast<double>(coding::estimate(from, sample, how.dtype)) /
                  static_cast<double>(sample);
   }
   flow.codes = pays(flow.ratio, how.bytes_per_ns);
-  if (!flow.codes) flow.next_sample = chunk + kChunksPerSample;
+  if (!flow.codes) flow.next_sample = at + kPiecesPerSample * bytes;
   return flow.codes;
 }
 
@@ -52,9 +52,10 @@ size_t CodingChoice::encode(CodingState& flow, std::byte* to, const std::byte* f
   return bytes;
 }
 
-bool CodingChoice::decode(std::byte* at, size_t bytes, size_t coded) {
+bool CodingChoice::decode(std::byte* to, size_t bytes, const std::byte* from, size_t coded) {
   uint64_t began = now_ns();
-  bool decoded = coding::decode_in_place(at, bytes, coded);
+  bool decoded = from == to ? coding::decode_in_place(to, bytes, coded)
+                            : coding::decode_piece(to, bytes, from, coded);
   decode_.count(bytes, now_ns() - began);
   return decoded;
 }

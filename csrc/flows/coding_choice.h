@@ -1,5 +1,5 @@
-// Whether chunks are coded before they cross to another host, and how fast this process codes. Must not know flows
-// or messages. FragmentFlows asks it; one per group, under the engine's lock.
+// Whether the pieces of a flow, chunks and messages, are coded before they cross to another host, and how fast this
+// process codes. Must not know flows or messages. FragmentFlows asks it; one per group, under the engine's lock.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace smddp {
 
-// Which chunks are coded: none, all of a type that can be coded, or those for which it pays. Ranks need not agree, as each
-// chunk says how it comes.
+// Which pieces are coded: none, all of a type that can be coded, or those for which it pays. Ranks need not agree, as each
+// piece says how it comes.
 enum class Coding : uint8_t { kOff, kOn, kAuto };
 
 // Bytes that went to other hosts, and those that they stood for.
@@ -20,7 +20,7 @@ struct SentBytes {
 
 class CodingChoice;
 
-// What the chunks of a fragment's flows are.
+// What the pieces of a fragment's flows are.
 struct FlowCoding {
   Coding coding;
   Dtype dtype;          // of the elements on the wire; kBytes: several, or none that is known
@@ -30,9 +30,9 @@ struct FlowCoding {
 
 // Of one flow.
 struct CodingState {
-  bool codes = false;        // its chunks are coded for now
-  double ratio = 1;          // to which they shrink: the last ones, or a sample
-  uint32_t next_sample = 0;  // the chunk of which one is taken next, while none is coded
+  bool codes = false;      // its pieces are coded for now
+  double ratio = 1;        // to which they shrink: the last ones, or a sample
+  size_t next_sample = 0;  // from which byte of it on one is taken, while none is coded
 };
 
 // What one answer of pays() rests on. Rates are in bytes per nanosecond.
@@ -46,14 +46,14 @@ struct CodingAnswer {
 
 class CodingChoice {
  public:
-  // Whether the next chunk of a flow is coded, the `bytes` bytes at `from`.
+  // Whether the next piece of a flow is coded, the `bytes` bytes at `from`, which begin at byte `at` of it.
   bool codes(CodingState& flow, const FlowCoding& how, const std::byte* from, size_t bytes,
-             uint32_t chunk);
-  // Codes a chunk into `to`, which has coding::most_coded(bytes) bytes, or copies it if it does not shrink by 1/16.
+             size_t at);
+  // Codes a piece into `to`, which has coding::most_coded(bytes) bytes, or copies it if it does not shrink by 1/16.
   // How many bytes there are: `bytes` if it is copied.
   size_t encode(CodingState& flow, std::byte* to, const std::byte* from, size_t bytes, Dtype dtype);
-  // As coding::decode_in_place().
-  bool decode(std::byte* at, size_t bytes, size_t coded);
+  // As coding::decode_piece(), or coding::decode_in_place() if `from` is `to`.
+  bool decode(std::byte* to, size_t bytes, const std::byte* from, size_t coded);
 
   // Whether coding is expected to make a flow at least 5% faster, if its pieces shrink to `ratio` of their bytes and
   // this rank has `bytes_per_ns` of the network.
@@ -73,7 +73,7 @@ class CodingChoice {
    private:
     double usual_, average_;
   };
-  // Until chunks have been timed: AVX2.
+  // Until pieces have been timed: AVX2.
   Speed encode_{0.1}, decode_{0.05};
   CodingAnswer last_;
 };

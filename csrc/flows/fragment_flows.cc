@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "coding/piece.h"
 #include "common/clock.h"
 #include "transport/transport.h"
 
@@ -248,7 +249,8 @@ Status FragmentFlows::on_ready(Rank source, uint64_t allowed, const wire::Grant*
   return {};
 }
 
-// Words may overtake one another where writes do.
+// Words may overtake one another where writes do. Each leaves once the bytes of its chunks come no more
+// (Facts::ordered), so that these can be decoded in place.
 Status FragmentFlows::on_written(Rank source, uint64_t first, std::span<const std::byte> lengths) {
   ReceiveFlow* receive = receives_.find(source);
   uint64_t count = lengths.size() / sizeof(uint32_t);
@@ -268,18 +270,20 @@ Status FragmentFlows::on_written(Rank source, uint64_t first, std::span<const st
   for (uint64_t i = 0; i < count; ++i) {
     uint32_t coded;
     std::memcpy(&coded, lengths.data() + i * sizeof coded, sizeof coded);
-    if (coded > 0 && !decode(*receive, first + i, coded))
-      return {Code::kMismatch, members_.describe(source) + " sent damaged code"};
+    if (coded == 0) continue;
+    size_t begin = receive->begin_of(first + i), end = receive->begin_of(first + i + 1);
+    std::byte* at = receive->memory + begin;
+    if (Status s = decode(*receive, at, end - begin, at, coded); !s) return s;
   }
   return {};
 }
 
-bool FragmentFlows::decode(ReceiveFlow& receive, uint64_t chunk, size_t coded) {
-  size_t begin = receive.begin_of(chunk), bytes = receive.begin_of(chunk + 1) - begin;
-  if (terms_.on_device || !terms_.coding.choice.decode(receive.memory + begin, bytes, coded))
-    return false;
+Status FragmentFlows::decode(ReceiveFlow& receive, std::byte* to, size_t bytes,
+                             const std::byte* from, size_t coded) {
+  if (terms_.on_device || !terms_.coding.choice.decode(to, bytes, from, coded))
+    return {Code::kMismatch, members_.describe(receive.source) + " sent damaged code"};
   receive.saved += bytes - coded;
-  return true;
+  return {};
 }
 
 ReceiveFlow* FragmentFlows::on_data(Rank source, uint64_t offset, uint64_t bytes) {
@@ -310,26 +314,11 @@ size_t FragmentFlows::message_bytes(const SendFlow& send) const {
   return send.sent < send.eager_prefix ? std::min(send.eager_prefix - send.sent, longest) : longest;
 }
 
-bool FragmentFlows::send_chunk(SendFlow& send, size_t bytes) {
-  const FlowCoding& how = terms_.coding;
-  bool codes = !terms_.on_device && how.choice.codes(send.coding, how, send.memory + send.sent,
-                                                     bytes, chunk_index(send));
-  if (codes) return send_coded(send, bytes);
+bool FragmentFlows::write(SendFlow& send, size_t bytes) {
   bool started = remote_.transport().write(remote_.peer(send.target), send.grant, chunk_index(send),
                                            send.memory + send.sent, bytes, send.chunks.pending());
   if (started) count(send, bytes, bytes);
   return started;
-}
-
-bool FragmentFlows::send_coded(SendFlow& send, size_t bytes) {
-  std::byte* to = nullptr;
-  transport::MessageBuffer* buffer = acquire(send, &to);
-  if (buffer == nullptr) return false;
-  size_t coded = terms_.coding.choice.encode(send.coding, to, send.memory + send.sent, bytes,
-                                             terms_.coding.dtype);
-  post(send, buffer, coded);
-  count(send, bytes, coded);
-  return true;
 }
 
 void FragmentFlows::count(SendFlow& send, size_t bytes, size_t sent) {
@@ -344,16 +333,28 @@ transport::MessageBuffer* FragmentFlows::acquire(const SendFlow& send, std::byte
   return buffer;
 }
 
-void FragmentFlows::post(SendFlow& send, transport::MessageBuffer* buffer, size_t bytes) {
+void FragmentFlows::post(SendFlow& send, transport::MessageBuffer* buffer, std::byte* to,
+                         const std::byte* from, size_t bytes) {
+  static_assert(coding::most_coded(transport::kEagerPayload) <=
+                transport::kEagerMessage - sizeof(wire::Header));
+  static thread_local std::byte raw[coding::kPieceBytes];
+  size_t sent = bytes;
+  if (codes(send, from, bytes)) {
+    if (from == to) from = static_cast<std::byte*>(std::memcpy(raw, to, bytes));
+    sent = terms_.coding.choice.encode(send.coding, to, from, bytes, terms_.coding.dtype);
+  } else if (from != to) {
+    std::memcpy(to, from, bytes);
+  }
   if (send.in_chunks()) {
     transport::Transport& transport = remote_.transport();
     // A message that follows a write over the same connection tells as much as the write's completion.
-    transport.write(buffer, send.grant, chunk_index(send), bytes,
+    transport.write(buffer, send.grant, chunk_index(send), sent,
                     transport.facts().ordered ? nullptr : send.chunks.pending());
   } else {
     remote_.send_data(send.target, buffer, terms_.seq, terms_.signature_of(send.run), send.sent,
-                      bytes);
+                      bytes, sent);
   }
+  count(send, bytes, sent);
 }
 
 bool FragmentFlows::progress_matters(const SendFlow& send) const {

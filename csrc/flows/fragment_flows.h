@@ -93,6 +93,9 @@ class FragmentFlows {
   // The flow that bytes [offset, offset + bytes) from `source` belong to, which counts them as arrived.
   // nullptr: they are not part of this fragment, or came before.
   ReceiveFlow* on_data(Rank source, uint64_t offset, uint64_t bytes);
+  // CodingChoice::decode() of a piece of `receive`. An error names its sender.
+  Status decode(ReceiveFlow& receive, std::byte* to, size_t bytes, const std::byte* from,
+                size_t coded);
   // `source` says that chunks of its flow, from `first` on, are in this rank's memory: one for each length in
   // `lengths`, as in wire::kMostTold. Decodes those that are coded.
   Status on_written(Rank source, uint64_t first, std::span<const std::byte> lengths);
@@ -126,20 +129,25 @@ class FragmentFlows {
   void count_arrived();
   void time(ReceiveFlow& receive) const;
   void see_written();
-  bool decode(ReceiveFlow& receive, uint64_t chunk, size_t coded);
   size_t allowance(const ReceiveFlow& receive);
   bool has_turn(const SendFlow& send) const;
   // Whether what `send` sends next is a chunk that has to wait.
   bool window_full(const SendFlow& send) const;
   size_t message_bytes(const SendFlow& send) const;
-  // Sends the next chunk, from where it lies or coded. False: there is no room for it now.
-  bool send_chunk(SendFlow& send, size_t bytes);
-  bool send_coded(SendFlow& send, size_t bytes);
+  // Whether the next piece of a flow, the `bytes` bytes at `from`, is to be coded.
+  bool codes(SendFlow& send, const std::byte* from, size_t bytes) {
+    return terms_.coding.choice.codes(send.coding, terms_.coding, from, bytes, send.sent);
+  }
+  // Writes the next chunk from where it lies. False: there is no room for it now.
+  bool write(SendFlow& send, size_t bytes);
+  // A buffer for the next piece of a flow, which begins at `*to` in it, or nullptr for now.
+  transport::MessageBuffer* acquire(const SendFlow& send, std::byte** to);
+  // Sends the next piece, the `bytes` bytes at `from`, by way of the buffer, coded if that is worth it. They may lie at
+  // `to` already.
+  void post(SendFlow& send, transport::MessageBuffer* buffer, std::byte* to, const std::byte* from,
+            size_t bytes);
   // The next `bytes` bytes have left, in `sent` bytes.
   void count(SendFlow& send, size_t bytes, size_t sent);
-  // A buffer for the next part of a flow that does not go straight from memory, or nullptr for now.
-  transport::MessageBuffer* acquire(const SendFlow& send, std::byte** to);
-  void post(SendFlow& send, transport::MessageBuffer* buffer, size_t bytes);
   // Tells the target which chunks are in its memory, if that is worth a message. `waits`: the flow can't go
   // on for now.
   void tell_written(SendFlow& send, bool waits);
@@ -199,21 +207,18 @@ bool FragmentFlows::send_one(SendFlow& send, size_t available, Fill&& fill) {
   bool goes_on = may_send(&bytes), writes = send.in_chunks();
   if (send.told < send.sent) tell_written(send, !goes_on);
   if (!goes_on || window_full(send)) return false;
-  if (send.in_chunks() && send.memory != nullptr) {
-    if (!send_chunk(send, bytes)) return false;
+  const std::byte* from = send.memory != nullptr ? send.memory + send.sent : nullptr;
+  if (from != nullptr && send.in_chunks() && !codes(send, from, bytes)) {
+    if (!write(send, bytes)) return false;
   } else {
     std::byte* to = nullptr;
     transport::MessageBuffer* buffer = acquire(send, &to);
     if (buffer == nullptr) return false;
-    if (send.memory != nullptr) {
-      std::memcpy(to, send.memory + send.sent, bytes);
-    } else if (send.run.shards() == 0) {
-      *to = std::byte{0};
-    } else {
+    if (from == nullptr) {
+      *to = std::byte{0};  // of a run without shards
       fill(send.sent, to, bytes);
     }
-    post(send, buffer, bytes);
-    count(send, bytes, bytes);
+    post(send, buffer, to, from != nullptr ? from : to, bytes);
   }
   send.sent += bytes;
   if (!writes) send.told = send.sent;  // the target notices what is not written

@@ -149,10 +149,12 @@ bool RemotePeers::flush_ready() {
 }
 
 void RemotePeers::send_data(Rank to, transport::MessageBuffer* buffer, uint64_t seq,
-                            const Signature& signature, uint64_t offset, size_t bytes) {
+                            const Signature& signature, uint64_t offset, size_t raw_bytes,
+                            size_t bytes) {
   wire::Header h = header(wire::Type::kData, to, seq, signature);
   h.offset = offset;
-  h.bytes = bytes;
+  h.bytes = static_cast<uint32_t>(bytes);
+  h.raw_bytes = static_cast<uint32_t>(raw_bytes);
   post(buffer, h);
 }
 
@@ -164,7 +166,7 @@ bool RemotePeers::send(wire::Type type, Rank to, uint64_t seq, const Signature& 
   if (buffer == nullptr) return false;
   wire::Header h = header(type, to, seq, signature);
   h.offset = offset;
-  h.bytes = payload.size_bytes();
+  h.bytes = static_cast<uint32_t>(payload.size_bytes());
   std::ranges::copy(std::as_bytes(payload), buffer->data + sizeof h);
   post(buffer, h);
   return true;
@@ -221,7 +223,7 @@ void RemotePeers::flush_aborts() {
     transport::MessageBuffer* buffer = transport_->acquire(peer(to), true);
     if (buffer == nullptr) return false;
     wire::Header h = header(wire::Type::kAbort, to, abort_from_, {});
-    h.bytes = abort_reason_.size();
+    h.bytes = static_cast<uint32_t>(abort_reason_.size());
     std::memcpy(buffer->data + sizeof h, abort_reason_.data(), abort_reason_.size());
     post(buffer, h);
     return true;

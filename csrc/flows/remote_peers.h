@@ -87,10 +87,10 @@ class RemotePeers {
   // if not nullptr, opens this rank's memory for it.
   void send_ready(Rank to, uint64_t seq, const Signature& signature, uint64_t allowed,
                   const wire::Grant* grant);
-  // Sends what lies behind the place of the header in `buffer`, which was acquired for `to`, as bytes [offset,
-  // offset + bytes) of the flow of fragment `seq`.
+  // Sends the `bytes` bytes behind the place of the header in `buffer`, which was acquired for `to`, as bytes [offset,
+  // offset + raw_bytes) of the flow of fragment `seq`: coded, if that is more.
   void send_data(Rank to, transport::MessageBuffer* buffer, uint64_t seq,
-                 const Signature& signature, uint64_t offset, size_t bytes);
+                 const Signature& signature, uint64_t offset, size_t raw_bytes, size_t bytes);
   // Tells `to` that chunks of the flow to it, from `first` on, are in its memory once this message is taken.
   // `coded`: how many bytes of each are coded, or 0; of at most wire::kMostTold. False: no buffer is free now.
   bool send_written(Rank to, uint64_t seq, const Signature& signature, uint64_t first,

@@ -66,7 +66,9 @@ struct Facts {
   bool writes = false;     // there are regions and chunks; false: only messages
   // A message is taken after the chunks that were written before it to the same peer, unless a connection between
   // them broke: then arrived() tells what is missing. False: in any order; a chunk is in the receiver's memory once
-  // its sending has completed.
+  // its sending has completed. Until then its bytes may come more than once, as over EFA (fi_efa(7),
+  // FI_OPT_EFA_WRITE_IN_ORDER_ALIGNED_128_BYTES); later they don't: fi_cq(3) has the operation no longer depend on the
+  // network. An ordered network takes them once.
   bool ordered = false;
 };
 

@@ -9,7 +9,8 @@ bool check(const void* data, size_t size) {
   Header header;
   std::memcpy(&header, data, sizeof header);
   bool known = header.type >= Type::kReady && header.type <= Type::kTaken;
-  return header.magic == kMagic && known && header.bytes == size - sizeof(Header);
+  bool raw_fits = header.type != Type::kData || header.raw_bytes >= header.bytes;
+  return header.magic == kMagic && known && header.bytes == size - sizeof(Header) && raw_fits;
 }
 
 uint64_t mac_of(const siphash::Key& key, const Header& header, const void* payload) {

@@ -12,11 +12,12 @@
 
 namespace smddp::wire {
 
-inline constexpr uint32_t kMagic = 0x33444d53;  // "SMD3"; the digit is the protocol's version
+inline constexpr uint32_t kMagic = 0x34444d53;  // "SMD4"; the digit is the protocol's version
 
 enum class Type : uint8_t {
   kReady = 1,  // src has started fragment `seq` and can take dst's data for it; maybe with a Grant
-  kData = 2,   // `bytes` bytes at `offset` of the flow that goes from src to dst in this fragment
+  kData =
+      2,  // `raw_bytes` bytes at `offset` of the flow that goes from src to dst in this fragment
   kAbort = 3,  // src gave the group up from fragment `seq` on; the payload is the reason, as text
   kWritten =
       4,  // chunks of src's flow to dst in this fragment are in dst's memory, from chunk `offset` on: one
@@ -60,7 +61,8 @@ struct Header {
   uint32_t target;  // receiver's
   uint64_t
       offset;  // DATA: into the flow. READY: how many bytes of its flow the peer may send by now.
-  uint64_t bytes;  // of the payload after this header
+  uint32_t bytes;      // of the payload after this header
+  uint32_t raw_bytes;  // DATA: that the payload stands for; more than `bytes` if it is coded
   uint64_t
       counter;  // of the messages from source to target in this group, from 0: none comes twice
   Signature signature;
@@ -72,8 +74,8 @@ static_assert(sizeof(Header) == 104);
 // stranger who can't change packets on their way can't get a payload behind a valid header.
 uint64_t mac_of(const siphash::Key& key, const Header& header, const void* payload);
 
-// True if `data` (`size` bytes) starts with a header of this protocol and `bytes` is exactly the
-// number of bytes after it.
+// True if `data` (`size` bytes) starts with a header of this protocol, `bytes` is exactly the number of
+// bytes after it, and DATA stands for no fewer.
 bool check(const void* data, size_t size);
 
 // True if `grant` is for `bytes` bytes, in a number of chunks that a region may have.

@@ -34,7 +34,7 @@ void keep(EarlyMessages& early, wire::Type type, uint8_t group, uint64_t seq,
   header.type = type;
   header.key = key_of(group);
   header.seq = seq;
-  header.bytes = payload.size();
+  header.bytes = static_cast<uint32_t>(payload.size());
   early.keep(header, reinterpret_cast<const std::byte*>(payload.data()));
 }
 

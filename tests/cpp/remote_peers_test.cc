@@ -99,7 +99,7 @@ TEST(RemotePeers, WhatIsKeptForLaterIsShortButForDataWithinTheCredit) {
   header.source = 1;
   auto keeps = [&](wire::Type type, size_t bytes) {
     header.type = type;
-    header.bytes = bytes;
+    header.bytes = static_cast<uint32_t>(bytes);
     return remote.keep_early(header, payload.data());
   };
   EXPECT_TRUE(keeps(wire::Type::kReady, sizeof(wire::Grant)));
@@ -171,7 +171,7 @@ TEST(RemotePeers, WhatIsKeptIsNoLongerKeptWhenItsFragmentStarts) {
   wire::Header header{};
   header.type = wire::Type::kData;
   header.source = 1;
-  header.bytes = payload.size();
+  header.bytes = static_cast<uint32_t>(payload.size());
   for (header.seq = 0; header.seq < 10; ++header.seq) {
     EXPECT_TRUE(alone.remote.keep_early(header, payload.data()));
     EXPECT_FALSE(alone.remote.keep_early(header, payload.data())) << "beyond the credit";

@@ -50,11 +50,11 @@ class Watched : public testing::Test {
     EXPECT_TRUE(done());
   }
   // So many bytes of rank 1 come.
-  void arrive(uint64_t bytes) {
+  void arrive(uint32_t bytes) {
     wire::Header header{};
     header.type = wire::Type::kData;
     header.source = 1;
-    header.bytes = bytes;
+    header.bytes = header.raw_bytes = bytes;
     header.signature = op_->signature();
     const std::byte data[kBytes] = {};
     EXPECT_TRUE(fragments_.find(0)->on_message(header, data).ok());

@@ -1,7 +1,7 @@
 // A transport between threads of one process that uses every freedom that the interface gives: messages and chunks
-// arrive in any order and late, sends complete before and long after they arrive, messages come twice, and no room
-// is left now and then. Seeded: SMDDP_TEST_SHUFFLED=seed has the engines of a whole test program use it
-// (network_of_tests()).
+// arrive in any order and late, sends complete before and long after they arrive, messages come twice, chunks too
+// until their sends complete, and no room is left now and then. Seeded: SMDDP_TEST_SHUFFLED=seed has the engines of
+// a whole test program use it (network_of_tests()).
 #pragma once
 
 #include <algorithm>
@@ -57,6 +57,9 @@ class ShuffledNetwork : public MemoryTransport::Shared {
  private:
   void advance(size_t index);
   void land(Flight& flight);
+  static void copy(const Flight& chunk) {
+    std::memcpy(reinterpret_cast<void*>(chunk.address), chunk.data, chunk.bytes);
+  }
   void tell_sender(const Flight& flight);
   ShuffledTransport* end(uint64_t number);
 };
@@ -156,7 +159,7 @@ inline void ShuffledNetwork::land(Flight& flight) {
     flight.arrived = to->takes_messages();
     if (flight.arrived) to->completed_.push_back({flight.message, {}});
   } else {
-    std::memcpy(reinterpret_cast<void*>(flight.address), flight.data, flight.bytes);
+    copy(flight);
   }
 }
 
@@ -185,6 +188,8 @@ inline void ShuffledNetwork::advance(size_t index) {
       flights.push_back(std::move(again));
     }
     if (rests > 0) return;
+  } else if (!flight.is_message() && end(flight.to) != nullptr && opens(flight)) {
+    copy(flight);  // again
   }
   Flight closed = std::move(flights[index]);
   flights.erase(flights.begin() + static_cast<std::ptrdiff_t>(index));

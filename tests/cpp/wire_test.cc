@@ -14,7 +14,8 @@ std::vector<uint8_t> message(Type type, size_t payload) {
   Header header = {};
   header.magic = kMagic;
   header.type = type;
-  header.bytes = payload;
+  header.bytes = static_cast<uint32_t>(payload);
+  header.raw_bytes = header.bytes;
   std::vector<uint8_t> bytes(sizeof header + payload, 0xab);
   std::memcpy(bytes.data(), &header, sizeof header);
   return bytes;
@@ -57,7 +58,7 @@ TEST(Wire, TheKeyedHashCoversTheHeaderAndShortPayloads) {
       other[at] ^= 0x10;
       // The hash itself, the length that says how much is hashed, and data lie outside.
       bool outside = at >= offsetof(Header, mac) && (at < sizeof(Header) || type == Type::kData);
-      if (at >= offsetof(Header, bytes) && at < offsetof(Header, bytes) + 8 && type != Type::kData)
+      if (at >= offsetof(Header, bytes) && at < offsetof(Header, raw_bytes) && type != Type::kData)
         continue;
       EXPECT_EQ(mac(other, key) == expected, outside) << "byte " << at;
     }
@@ -91,11 +92,19 @@ TEST(Wire, RejectsUnknownTypes) {
 
 TEST(Wire, RejectsALengthThatDiffersFromThePayload) {
   std::vector<uint8_t> good = message(Type::kData, 8);
-  constexpr uint64_t kTop = std::numeric_limits<uint64_t>::max();
-  for (uint64_t wrong :
-       {uint64_t{0}, uint64_t{7}, uint64_t{9}, uint64_t{8} + sizeof(Header), uint64_t{1} << 32,
-        (uint64_t{1} << 32) + 8, kTop, kTop - sizeof(Header), kTop - sizeof(Header) + 9}) {
-    EXPECT_FALSE(accepts_edited(good, [&](Header& h) { h.bytes = wrong; })) << wrong;
+  constexpr uint32_t kTop = std::numeric_limits<uint32_t>::max(), kHeader = sizeof(Header);
+  for (uint32_t wrong : {0u, 7u, 9u, 8u + kHeader, 1u << 31, (1u << 31) + 8, kTop, kTop - kHeader,
+                         kTop - kHeader + 9}) {
+    EXPECT_FALSE(accepts_edited(good, [&](Header& h) { h.bytes = h.raw_bytes = wrong; })) << wrong;
+  }
+}
+
+TEST(Wire, DataStandsForAtLeastItsPayload) {
+  for (Type type : {Type::kData, Type::kReady}) {
+    for (uint32_t raw : {0u, 7u, 8u, 9u, 1u << 31}) {
+      bool accepted = accepts_edited(message(type, 8), [&](Header& h) { h.raw_bytes = raw; });
+      EXPECT_EQ(accepted, raw >= 8 || type != Type::kData) << raw;
+    }
   }
 }
 

@@ -44,7 +44,9 @@ std::vector<uint8_t> message_from(fuzz::Input& input) {
   header.key = key_of(input.up_to(kGroups));
   header.seq = input.offset(100);
   std::vector<uint8_t> payload = input.some(255);
-  header.bytes = input.up_to(7) == 7 ? input.offset(payload.size()) : payload.size();
+  bool fits = input.up_to(7) != 7;
+  header.bytes = static_cast<uint32_t>(fits ? payload.size() : input.offset(payload.size()));
+  header.raw_bytes = header.bytes;
   std::vector<uint8_t> message(sizeof header + payload.size());
   std::memcpy(message.data(), &header, sizeof header);
   std::copy(payload.begin(), payload.end(), message.begin() + sizeof header);

@@ -1,9 +1,10 @@
 // What two ranks on other hosts, which know the job's secret, may send to this one: any type, fragment,
-// offset, payload and order, also forged and repeated messages. Over the tests' network, which
+// offset, payload and order, coded and damaged too, also forged and repeated messages. Over the tests' network, which
 // delivers in the order of sending.
 #include <unistd.h>
 
 #include "../cpp/shuffled_network.h"
+#include "coding/piece.h"
 #include "common/signature.h"
 #include "group.h"
 #include "joining/job_secret.h"
@@ -104,8 +105,10 @@ class Job {
     header.signature = fuzz::signature_from(input, operations);
     uint64_t shard = header.signature.bytes / kRanks;
     header.offset = input.offset(shard);
-    std::vector<uint8_t> payload = payload_from(input, shard);
-    header.bytes = payload.size();
+    uint64_t raw = 0;
+    std::vector<uint8_t> payload = payload_from(input, shard, &raw);
+    header.bytes = static_cast<uint32_t>(payload.size());
+    header.raw_bytes = raw > 0 ? static_cast<uint32_t>(raw) : header.bytes;
     header.counter = others_[static_cast<int>(header.source)].sent++;
     bool forged = false;
     switch (input.up_to(15)) {
@@ -127,8 +130,9 @@ class Job {
     post(header, payload, forged);
   }
 
-  std::vector<uint8_t> payload_from(fuzz::Input& input, uint64_t shard) {
-    switch (input.up_to(4)) {
+  // `*raw`: the bytes that it stands for, if it is coded.
+  std::vector<uint8_t> payload_from(fuzz::Input& input, uint64_t shard, uint64_t* raw) {
+    switch (input.up_to(5)) {
       case 0:
         return {};
       case 1: {
@@ -146,6 +150,18 @@ class Job {
         return std::vector<uint8_t>(std::min<uint64_t>(shard, 16 << 10), 7);
       case 3:
         return std::vector<uint8_t>(input.number<uint16_t>() / 4, 8);
+      case 4: {
+        std::vector<std::byte> values(std::min<uint64_t>(shard, input.number<uint16_t>()));
+        for (size_t i = 1; i < values.size(); i += 2) values[i] = std::byte{0x3c};
+        std::vector<uint8_t> code(coding::most_coded(values.size()));
+        auto* to = reinterpret_cast<std::byte*>(code.data());
+        code.resize(coding::encode_piece(to, values.data(), values.size(), Dtype::kBFloat16));
+        if (input.up_to(3) == 0) code.resize(input.offset(code.size()) % (code.size() + 1));
+        if (!code.empty() && input.up_to(1) == 0)
+          code[input.number<uint16_t>() % code.size()] = input.number<uint8_t>();
+        *raw = input.up_to(7) == 0 ? input.offset(values.size()) : values.size();
+        return code;
+      }
       default:
         return input.some(255);
     }
