@@ -12,7 +12,7 @@ namespace {
 constexpr size_t kPiecesPerSample = 16;
 constexpr double kLeastGain = 1.05;
 // No smaller piece is coded: to sample, code and decode 2 KiB of bf16 takes 0.56 us, as much as they save at 10 Gbit/s
-// (AVX-512, AMD EPYC), and its time is not its bytes'.
+// (AVX-512, AMD EPYC), and the time is not in proportion to the bytes.
 constexpr size_t kLeastBytes = 4 << 10;
 
 }  // namespace
