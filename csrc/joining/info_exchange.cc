@@ -267,7 +267,7 @@ Status InfoExchange::wait_for(const Awaited& awaited) {
     Status alive = awaited.info ? look_(awaited.by, *awaited.info, host_) : Status();
     if (!alive) return alive;
     if (now_ns() >= until) {
-      std::vector<Rank> late = missing(store_, awaited.topic, awaited.from);
+      std::vector<Rank> late = overdue(store_, awaited.topic, awaited.from);
       return did_not_join(store_, late.empty() ? std::vector<Rank>{awaited.by} : late);
     }
     if (now_ns() >= next) {  // has() hides that a store has died

@@ -23,7 +23,7 @@ Result<std::vector<std::vector<uint8_t>>> collect(Store& store, const std::strin
     if (Status failure = published_failure(store); !failure) return failure;
   }
   if (values.ok() || values.status().code() != Code::kTimeout) return values;
-  return did_not_join(store, missing(store, topic, from));
+  return did_not_join(store, overdue(store, topic, from));
 }
 
 std::vector<int> missing(Store& store, const std::string& topic, const std::vector<int>& from) {
@@ -31,6 +31,12 @@ std::vector<int> missing(Store& store, const std::string& topic, const std::vect
   for (int peer : from) {
     if (!store.has(key_of(topic, peer))) ranks.push_back(peer);
   }
+  return ranks;
+}
+
+std::vector<int> overdue(Store& store, const std::string& topic, const std::vector<int>& from) {
+  std::vector<int> ranks = missing(store, topic, from);
+  if (ranks.size() > 1 && ranks[0] == 0) ranks.erase(ranks.begin());
   return ranks;
 }
 

@@ -81,6 +81,9 @@ Result<std::vector<std::vector<uint8_t>>> collect(Store& store, const std::strin
                                                   const std::vector<int>& from);
 // Those of `from` that have not published.
 std::vector<int> missing(Store& store, const std::string& topic, const std::vector<int>& from);
+// Those that this rank waits for in vain: rank 0, which has answered its arrival (Rendezvous), waits for the others that
+// are missing itself.
+std::vector<int> overdue(Store& store, const std::string& topic, const std::vector<int>& from);
 // The error of a rank that has waited for `ranks` of the store's group: kTimeout.
 Status did_not_join(const Store& store, const std::vector<int>& ranks);
 // Tells all ranks of the group that it can't be made, in a sentence that names the rank. The first such

@@ -472,6 +472,14 @@ TEST(Rendezvous, ARankThatDiedBeforeItMetTheOthersIsNotMissedByItsSuccessor) {
   EXPECT_EQ(met[0].value(), met[1].value());
 }
 
+// Rank 0 is still at the rendezvous, where it waits for rank 2.
+TEST(Rendezvous, RankZeroIsNotBlamedForTheRankThatItWaitsFor) {
+  MemoryStore store(std::chrono::milliseconds(200));
+  ASSERT_TRUE(store.set("topic/1", {1}).ok());
+  EXPECT_TRUE(says(collect(store, "topic", {0, 1, 2}).status(), "ranks 2 did not join"));
+  EXPECT_TRUE(says(collect(store, "topic", {0, 1}).status(), "ranks 0 did not join"));
+}
+
 TEST(Rendezvous, TheErrorNamesTheRanksThatDidNotCome) {
   constexpr std::chrono::milliseconds kSoon(200);
   auto expect_missing = [&](Store& store, int rank, const std::string& missing) {
