@@ -167,9 +167,9 @@ def group_states(with_connections: bool = False) -> list[dict[str, Any]]:
     """Each group that is not destroyed: members, operations counted, what the oldest awaits.
 
     ``peers`` has what was counted of other ranks, ``connections``, if asked for, what is known of
-    the way to each: see ``diagnostics/report/dump.py``. ``coding`` is the last answer of what it
-    pays to code: ``answers`` so far, ``pays``, the ``ratio`` of coded bytes, and bytes per second
-    of the ``network`` and of the ``code``.
+    the way to each: see ``diagnostics/report/dump.py``. ``coding`` is the last answer to
+    whether coding pays: ``answers`` so far, ``pays``, the ``ratio`` of coded to raw bytes, and
+    bytes per second of the ``network``, for this rank, and of the ``code``.
     """
 
 class CodingMeasurement(TypedDict):

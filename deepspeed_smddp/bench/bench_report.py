@@ -17,7 +17,7 @@ from deepspeed_smddp.bench.bench_case import Case
 class Sent:
     """What smddp sent to other hosts: ``sent`` bytes, which stand for ``raw`` ones.
 
-    ``answer``: the last one of what it pays to code, ``coding`` of ``_C.group_states()``.
+    ``answer``: the last one to whether coding pays, ``coding`` of ``_C.group_states()``.
     """
 
     sent: int = 0
