@@ -54,7 +54,8 @@ def _waits_for(frame: FrameType | None) -> str:
         if name == "_jit_compile" and module == "torch.utils.cpp_extension":
             return f"the compilation of {held['name']} in {held['build_directory']}"
         if name == "init_process_group" and module == "torch.distributed.distributed_c10d":
-            address = ":".join(os.environ.get(f"MASTER_{part}", "?") for part in ("ADDR", "PORT"))
-            return f"the other ranks, to meet them at {address}"
+            address = [os.environ.get(f"MASTER_{part}", "") for part in ("ADDR", "PORT")]
+            where = f", to meet them at {':'.join(address)}" if all(address) else ""
+            return f"the other ranks{where}"
         frame = frame.f_back
     return ""
