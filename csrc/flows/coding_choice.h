@@ -16,6 +16,11 @@ enum class Coding : uint8_t { kOff, kOn, kAuto };
 // Bytes that went to other hosts, and those that they stood for.
 struct SentBytes {
   uint64_t sent = 0, raw = 0;
+  SentBytes& operator+=(const SentBytes& more) {
+    sent += more.sent;
+    raw += more.raw;
+    return *this;
+  }
 };
 
 class CodingChoice;

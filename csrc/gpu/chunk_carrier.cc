@@ -24,6 +24,7 @@ void Chunk::give_up(const Status& why) {
 void Chunk::on_complete() {
   Operation::on_complete();
   all_->under_way.fetch_sub(1);
+  outcome->count(sent);
   if (!status()) {
     give_up(status());
   } else {

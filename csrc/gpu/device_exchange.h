@@ -78,7 +78,7 @@ struct ChunkTurn {
 // The chunks of the exchanges with these layouts. Those of a second one follow `behind` after those of the first.
 std::vector<ChunkTurn> turns_of(const std::vector<ChunkLayout>& layouts, size_t behind);
 
-// The first failure of an exchange. It is known before any stream goes on.
+// The first failure of an exchange, and what it sent to other hosts. Both are known before any stream goes on.
 class ExchangeOutcome {
  public:
   // Is told a reason; must neither block nor call the device.
@@ -94,6 +94,15 @@ class ExchangeOutcome {
     status_ = copy_of(why);
     if (told_) told_(status_.message());
   }
+  void count(const SentBytes& more) {
+    std::lock_guard lock(mutex_);
+    sent_ += more;
+  }
+  // Of the chunks that are complete.
+  SentBytes sent() const {
+    std::lock_guard lock(mutex_);
+    return sent_;
+  }
   void tell(Told whom) {
     std::lock_guard lock(mutex_);
     told_ = std::move(whom);
@@ -104,6 +113,7 @@ class ExchangeOutcome {
  private:
   mutable std::mutex mutex_;
   Status status_;
+  SentBytes sent_;
   Told told_;
 };
 

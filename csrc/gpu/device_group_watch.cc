@@ -35,6 +35,7 @@ Status DeviceGroup::look(std::unique_lock<std::mutex>& lock) {
     if (!op.submitted_ || !links_->copy_engine->reached(op.number_on_device_)) break;
     if (op.exchange_outcome_) {
       if (Status carried = op.exchange_outcome_->get(); !carried) give_up(std::move(carried));
+      op.sent = op.exchange_outcome_->sent();
     }
     // A peer's streams may have gone on without what this rank has read from it.
     if (Status theirs = links_->peers_gave_up(); !theirs) give_up(std::move(theirs));

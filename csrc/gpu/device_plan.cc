@@ -45,7 +45,6 @@ void sum_then_gather(DeviceOperation& op, Blocks own) {
   sum_on_device(op.exchanges.front(), kOfAllReduce);
   op.exchanges.front().in = own;
   gather.collective = Collective::kAllGather;
-  gather.dtype = Dtype::kBytes;
   gather.reduce_op = ReduceOp::kNone;
   gather.options = kOfAllReduce;
   gather.out = std::move(own);

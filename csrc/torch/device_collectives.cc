@@ -101,6 +101,7 @@ void DeviceTensorOperation::on_closed(const Status& status) {
       row.bytes += bytes;
       ++row.fragments;
       row.largest_fragment = std::max(row.largest_fragment, bytes);
+      row.sent += sent;
       row.seconds += in_seconds(now_ns() - called_ns_);
     });
   }
@@ -201,10 +202,10 @@ DeviceCollectives::OperationPtr DeviceCollectives::begin(Collective collective, 
   op->what.collective = collective;
   op->what.segments = static_cast<uint32_t>(tensors.size());
   op->what.digest = digest_of(tensors);
+  op->what.dtype = type_of(tensors);
   bool sums = reduce_op != ReduceOp::kNone;
   if (sums) {
     op->what.reduce_op = reduce_op;
-    op->what.dtype = dtype_of(tensors[0]->scalar_type());
     op->plan.how.op = reduce_op;
     op->plan.how.dtype = op->what.dtype;
     op->plan.how.divisor = reduce_op == ReduceOp::kAvg ? static_cast<int>(ranks_) : 1;

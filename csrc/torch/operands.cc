@@ -147,4 +147,11 @@ uint64_t digest_of(TensorRefs tensors) {
   return (digest & UINT32_MAX) | uint64_t{moved_parameters} << 32;
 }
 
+Dtype type_of(TensorRefs tensors) {
+  for (const at::Tensor* t : tensors) {
+    if (t->scalar_type() != tensors[0]->scalar_type()) return Dtype::kBytes;
+  }
+  return tensors.empty() ? Dtype::kBytes : dtype_of(tensors[0]->scalar_type());
+}
+
 }  // namespace smddp

@@ -46,5 +46,7 @@ void check_parts(Collective collective, const char* name, TensorRefs parts, cons
 void set_moved_parameters(uint32_t digest);
 // The digest of a signature: of the tensors' sizes and element types, in their order, and of those parameters.
 uint64_t digest_of(TensorRefs tensors);
+// Their element type; kBytes if they have several.
+Dtype type_of(TensorRefs tensors);
 
 }  // namespace smddp

@@ -55,8 +55,7 @@ void TensorOperation::deliver() {
     row.taken.slots += taken.slots;
     row.taken.in_place += taken.in_place;
     row.taken.single_copy += taken.single_copy;
-    row.sent.sent += sent.sent;
-    row.sent.raw += sent.raw;
+    row.sent += sent;
     row.seconds += in_seconds(complete_ns - called_ns);
   });
   keep.clear();

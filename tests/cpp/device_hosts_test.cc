@@ -138,6 +138,28 @@ TEST(DeviceHosts, WithNicAccessToTheDeviceAllBytesAreSentInChunks) {
   });
 }
 
+// The CPU codes what it sends of pinned memory, with the types of the tensors.
+TEST(DeviceHosts, ChunksOfAllCollectivesAreCoded) {
+  for (std::string layout : {"ab", "aabb"}) {
+    for (bool on_cpu : {false, true}) {
+      run_jobs(layout, [&](DeviceRank& r, Job& job) {
+        job.place.tuning.coding = Coding::kOn;
+        job.place.sums_on_cpu = on_cpu;
+        for (auto collective :
+             {Collective::kAllGather, Collective::kReduceScatter, Collective::kAllReduce}) {
+          Checked each(job, collective, 1'200'003, 1);
+          ASSERT_TRUE(works(r.group->submit(each.op, r.user)));
+          each.check(job);
+          auto& op = static_cast<JobOperation&>(*each.op);
+          while (!op.told_closed) std::this_thread::yield();
+          EXPECT_GT(op.sent.raw, 1'000'000u) << name_of(collective) << " over " << layout;
+          EXPECT_LT(op.sent.sent, op.sent.raw / 10 * 9) << name_of(collective);
+        }
+      });
+    }
+  }
+}
+
 // A collective waits for the earlier work of the caller's stream. Only the stream waits for the other host.
 TEST(DeviceHosts, TheCpuDoesNotWaitAndStreamsKeepTheOrder) {
   run_jobs("ab", [](DeviceRank& r, Job& job) {

@@ -113,6 +113,11 @@ inline float value(int rank, size_t i, int turn) {
   return static_cast<float>(rank * 1000 + turn * 7) + static_cast<float>(i % 97);
 }
 
+struct JobOperation : DeviceOperation {
+  std::atomic<bool> told_closed{false};
+  void on_closed(const Status&) override { told_closed = true; }
+};
+
 struct Job {
   GroupRank& r;
   DevicePlace place;
@@ -134,10 +139,10 @@ struct Job {
       Status opened = r.group->open_for_all(r.context.group, r.context.store);
       EXPECT_TRUE(opened.ok()) << opened.message();
     }
-    auto made = std::make_shared<DeviceOperation>();
+    auto made = std::make_shared<JobOperation>();
     made->what.collective = collective;
     made->what.bytes = count * size_of(dtype);
-    made->what.dtype = sums ? dtype : Dtype::kBytes;
+    made->what.dtype = dtype;
     made->what.reduce_op = op;
     made->what.segments = 1;
     made->what.digest = count;

@@ -322,6 +322,25 @@ def test_by_nic_on_all_ranks_or_no_rank() -> None:
             assert taken == {f"all_gather {paths('AB')['all_gather']}": 1}
 
 
+def gather_weights(ctx: Context) -> tuple[int, int]:
+    from deepspeed_smddp.distributed import backend
+
+    part = host_empty(300_000, torch.bfloat16).fill_(ctx.rank + 1)
+    whole = host_empty(300_000 * ctx.size, torch.bfloat16)
+    backend.reset_statistics()
+    dist.all_gather_into_tensor(whole, part)
+    assert whole.view(ctx.size, -1)[:, -1].tolist() == [1, 2]
+    host_device.calls(ctx, 1)
+    (row,) = (row for row in backend.statistics() if row["collective"] == "all_gather")
+    return row["sent_bytes"], row["sent_raw_bytes"]
+
+
+def test_the_processor_codes_what_it_sends_of_pinned_memory(worlds: Pool) -> None:
+    for sent, raw in worlds("AB", env={**ENVIRONMENT, "SMDDP_CODING": "on"}).run(gather_weights):
+        assert raw == 600_000
+        assert sent < 0.9 * raw
+
+
 # ---- failures
 
 

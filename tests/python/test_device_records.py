@@ -53,7 +53,7 @@ def test_each_collective_is_recorded_once_with_its_times(worlds: Pool, layout: s
         assert [row["sequence"] for row in rows] == [first, first + 1, first + 2]
         whole = NUMEL * 4 * len(layout)
         assert [row["bytes"] for row in rows] == [whole, whole, NUMEL * 4]
-        assert [row["dtype"] for row in rows] == ["", "float32", "float32"]
+        assert [row["dtype"] for row in rows] == ["float32"] * 3
         taken = paths(layout) if "B" in layout else dict.fromkeys(paths(layout), KERNEL)
         taken["all_gather"] = taken["all_gather"] if "B" in layout else COPIES
         for row in rows:
