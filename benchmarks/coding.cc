@@ -6,17 +6,16 @@
 // "memory": of 64 MiB, to and from a buffer of as many. "ratio" is coded by raw bytes. A FILE holds raw elements;
 // its name ends in .bf16, .f16 or .f32. Each figure is the best of several repetitions.
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "coding/coding.h"
+#include "coding_data.h"
 #include "common/clock.h"
 #include "kernels/reduce.h"
 
@@ -24,47 +23,10 @@ using namespace smddp;
 
 namespace {
 
-constexpr size_t kInCache = 1 << 20, kInMemory = 64 << 20;
+constexpr size_t kInCache = kDataBytes, kInMemory = 64 << 20;
 constexpr size_t kSlot = coding::kBlockBytes + coding::kHeaderBytes;
 constexpr uint64_t kMeasureNs = 60'000'000;
 
-struct Data {
-  std::string name;
-  Dtype dtype;
-  std::vector<std::byte> bytes;
-};
-
-void append(std::vector<std::byte>* to, float x, Dtype dtype) {
-  std::byte element[4];
-  std::memcpy(element, &x, sizeof x);
-  if (dtype != Dtype::kFloat32) kernels::store(element, &x, 1, dtype);
-  to->insert(to->end(), element, element + size_of(dtype));
-}
-
-// Weights: normal, of one scale. Gradients: normal, each row of 1,024 of another scale, one row in eight zero.
-Data weights(Dtype dtype) {
-  std::mt19937 random(1);
-  std::normal_distribution<float> normal(0, 0.02f);
-  Data data{"weights", dtype, {}};
-  while (data.bytes.size() < kInCache) append(&data.bytes, normal(random), dtype);
-  return data;
-}
-Data gradients(Dtype dtype) {
-  std::mt19937 random(2);
-  std::normal_distribution<float> normal(0, 1), log_scale(-14, 2);
-  Data data{"gradients", dtype, {}};
-  while (data.bytes.size() < kInCache) {
-    float scale = random() % 8 == 0 ? 0 : std::exp2(log_scale(random));
-    for (int i = 0; i < 1024; ++i) append(&data.bytes, normal(random) * scale, dtype);
-  }
-  return data;
-}
-Data random_bits(Dtype dtype) {
-  std::mt19937 random(3);
-  Data data{"random", dtype, std::vector<std::byte>(kInCache)};
-  for (auto& byte : data.bytes) byte = static_cast<std::byte>(random());
-  return data;
-}
 Data from_file(const std::string& name) {
   std::ifstream file(name, std::ios::binary);
   std::vector<char> text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
@@ -133,11 +95,7 @@ void measure(const Data& data) {
 int main(int argc, char** argv) {
   std::vector<Data> all;
   for (int i = 2; i < argc; ++i) all.push_back(from_file(argv[i]));
-  if (all.empty()) {
-    for (Dtype dtype : {Dtype::kBFloat16, Dtype::kFloat16, Dtype::kFloat32}) {
-      for (auto make : {weights, gradients, random_bits}) all.push_back(make(dtype));
-    }
-  }
+  if (all.empty()) all = all_data();
   std::printf("%-9s %-9s %-10s %6s %19s %19s\n", "", "", "", "", "from cache", "from memory");
   std::printf("%-9s %-9s %-10s %6s %9s %9s %9s %9s\n", "isa", "type", "data", "ratio", "encode",
               "decode", "encode", "decode");

@@ -5,24 +5,13 @@
 #include <bit>
 #include <cstring>
 
-#include "coding/coding_kernels.h"
+#include "coding/coding_plan.h"
 #include "kernels/reduce.h"
 
 namespace smddp::coding {
 namespace {
 
 static_assert(std::endian::native == std::endian::little);
-
-// A header: the length of the block (2 bytes), its form, and the base of its window. The form of a coded block is
-// kCodedForm and its width, and kWide if its elements have four bytes, else two.
-constexpr unsigned kRawForm = 0, kZerosForm = 1, kCodedForm = 2, kWide = 8;
-constexpr size_t kSamples = 128;
-
-struct Header {
-  uint16_t bytes;
-  uint8_t form, base;
-};
-static_assert(sizeof(Header) == kHeaderBytes && kBlockBytes + kHeaderBytes <= UINT16_MAX);
 
 const Coder& coder() {
   switch (kernels::isa()) {
@@ -42,8 +31,7 @@ struct Sample {
   unsigned below[kTopValues + 1];  // how many are below a value; from `low` to high + 1
   bool zeros;                      // all elements are zero, but for bytes that it does not look at
 
-  // How many are within the best window of a width. The higher of two equal ones: of the values that a sample
-  // lacks, lower ones are more frequent.
+  // As plan_of() asks.
   unsigned within(Window* window) const {
     const unsigned values = 1u << window->width;
     unsigned most = 0;
@@ -58,11 +46,14 @@ struct Sample {
     }
     return most;
   }
+  Plan plan(size_t groups, size_t size) const {
+    return plan_of(groups, size, [this](Window* window) { return within(window); });
+  }
 };
 
-// Of `groups` groups, at least one: elements at equal distances. An odd distance meets all columns of a matrix.
+// Of `groups` groups, at least one.
 Sample sample_of(const std::byte* from, size_t groups, size_t size) {
-  const size_t step = (groups * kGroup / kSamples - 1) * size;
+  const size_t step = sample_step(groups, size);
   uint8_t counts[2][kTopValues] =
       {};  // in turn: an increment waits for the one before it of the same value
   unsigned any = 0;
@@ -78,33 +69,6 @@ Sample sample_of(const std::byte* from, size_t groups, size_t size) {
     sample.below[v + 1] = sample.below[v] + counts[0][v] + counts[1][v];
   sample.zeros = any == 0;
   return sample;
-}
-
-// What encode() plans for groups.
-struct Plan {
-  size_t expected;  // bytes
-  Window window;
-  bool zeros;  // maybe all elements are zero
-};
-
-Plan plan_of(const std::byte* from, size_t groups, size_t size) {
-  const Sample sample = sample_of(from, groups, size);
-  const size_t elements = groups * kGroup;
-  auto bytes_with = [&](Window* window) {
-    size_t far = (kSamples - sample.within(window)) * (elements / kSamples);
-    return groups * (kCount + kPlane * (1 + window->width)) + far * kFarBytes +
-           elements * (size - 1);
-  };
-  Plan best{SIZE_MAX, {kMostWidth, 0}, sample.zeros};
-  best.expected = bytes_with(&best.window);
-  // Where even the widest window lacks so many elements that they take more than they save, all windows do.
-  if (best.expected > groups * kPlane * (kMostWidth + 1) + elements * size) return best;
-  for (unsigned width = 0; width < kMostWidth; ++width) {
-    Window window{width, 0};
-    size_t bytes = bytes_with(&window);
-    if (bytes < best.expected) best = {bytes, window, best.zeros};
-  }
-  return best;
 }
 
 bool all_zeros(const std::byte* from, size_t bytes) {
@@ -137,11 +101,12 @@ size_t encode(std::byte* to, const std::byte* from, size_t bytes, Dtype dtype) {
   size_t groups = groups_of(bytes, dtype);
   if (groups == 0) return encode_raw(to, from, bytes);
   size_t size = size_of(dtype), coded = groups * kGroup * size;
-  Plan plan = plan_of(from, groups, size);
-  if (plan.zeros && all_zeros(from, bytes)) {
+  const Sample sample = sample_of(from, groups, size);
+  if (sample.zeros && all_zeros(from, bytes)) {
     store(to, kHeaderBytes, kZerosForm);
     return kHeaderBytes;
   }
+  Plan plan = sample.plan(groups, size);
   size_t limit = most_worth(bytes);
   limit -= std::min(limit, bytes - coded);
   size_t taken = plan.expected > limit
@@ -150,16 +115,17 @@ size_t encode(std::byte* to, const std::byte* from, size_t bytes, Dtype dtype) {
   if (taken == 0) return encode_raw(to, from, bytes);
   std::memcpy(to + kHeaderBytes + taken, from + coded, bytes - coded);
   taken += kHeaderBytes + bytes - coded;
-  store(to, taken, kCodedForm + plan.window.width + (size == 4 ? kWide : 0), plan.window.base);
+  store(to, taken, form_of(size, plan.window), plan.window.base);
   return taken;
 }
 
 size_t estimate(const std::byte* from, size_t bytes, Dtype dtype) {
   size_t groups = groups_of(bytes, dtype);
   if (groups == 0) return kHeaderBytes + bytes;
-  Plan plan = plan_of(from, groups, size_of(dtype));
-  if (plan.zeros) return kHeaderBytes;
-  size_t expected = plan.expected + bytes - groups * kGroup * size_of(dtype);
+  const Sample sample = sample_of(from, groups, size_of(dtype));
+  if (sample.zeros) return kHeaderBytes;
+  size_t groups_bytes = groups * kGroup * size_of(dtype);
+  size_t expected = sample.plan(groups, size_of(dtype)).expected + bytes - groups_bytes;
   return kHeaderBytes + (expected > most_worth(bytes) ? bytes : expected);
 }
 
@@ -173,30 +139,16 @@ size_t block_at(const std::byte* from, size_t available) {
 }
 
 bool decode(std::byte* to, size_t bytes, const std::byte* from, size_t coded) {
-  if (coded == 0 || block_at(from, coded) != coded) return false;
-  Header header;
-  std::memcpy(&header, from, sizeof header);
+  Parts parts;
+  if (!read_parts(from, coded, bytes, &parts)) return false;
   from += kHeaderBytes;
   coded -= kHeaderBytes;
-  if (header.form == kRawForm) {
-    if (coded == bytes && bytes > 0) kernels::copy(to, from, bytes, false);
-    return coded == bytes;
-  }
-  if (header.form == kZerosForm) {
-    if (coded != 0 || bytes == 0) return false;
-    std::memset(to, 0, bytes);
-    return true;
-  }
-  const size_t size = header.form < kWide ? 2 : 4;
-  const unsigned width = header.form % kWide - kCodedForm;
-  if (header.form >= 2 * kWide || width > kMostWidth) return false;
-  const size_t groups = bytes / (kGroup * size);
-  if (groups == 0 || header.base + (1u << width) > kTopValues) return false;
-  size_t in_groups = groups * kGroup * size, tail = bytes - in_groups;
-  if (coded < tail) return false;
-  coded -= tail;
-  std::memcpy(to + in_groups, from + coded, tail);
-  return coder().decode(to, from, coded, groups, size, {width, header.base});
+  if (parts.raw && bytes > 0) kernels::copy(to, from, bytes, false);
+  if (parts.zeros) std::memset(to, 0, bytes);
+  if (parts.raw || parts.zeros) return true;
+  coded -= parts.tail;
+  std::memcpy(to + bytes - parts.tail, from + coded, parts.tail);
+  return coder().decode(to, from, coded, parts.groups, parts.size, parts.window);
 }
 
 }  // namespace smddp::coding

@@ -1,3 +1,4 @@
+#include "coding/coding_warp.h"
 #include "coding/piece.h"
 
 #include <gtest/gtest.h>
@@ -126,6 +127,26 @@ Memory encoded(const Memory& raw, Dtype dtype) {
   return coded;
 }
 
+// By a GPU's coder, whose lanes run one after the other.
+Memory encoded_by_warp(const Memory& raw, Dtype dtype) {
+  unsigned counts[coding::kTopValues];
+  Memory coded(raw.size() + kHeaderBytes);
+  auto encode = [&]<size_t kSize> {
+    coding::Header header = coding::warp::header_of<kSize>(raw.data(), raw.size(), counts);
+    coding::warp::encode<kSize>(coded.data(), raw.data(), raw.size(), header);
+    coded.resize(header.bytes);
+  };
+  size_of(dtype) == 2 ? encode.template operator()<2>() : encode.template operator()<4>();
+  return coded;
+}
+// Into memory that ends at a page that may not be touched, as the code does, where that keeps their alignment.
+bool decode_by_warp(Memory* to, size_t bytes, const Memory& coded) {
+  Guarded from(coded, coded.size() % 2 == 0), raw(bytes, bytes % 4 == 0);
+  bool good = coding::warp::decode(raw.data(), bytes, from.data(), coded.size());
+  to->assign(raw.data(), raw.data() + bytes);
+  return good;
+}
+
 // Without the size of the elements.
 int form_of(const Memory& coded) { return static_cast<int>(coded[2]) % 8; }
 
@@ -145,6 +166,10 @@ void expect_round_trip(const Memory& raw, Dtype dtype, bool at_end = true) {
     ASSERT_TRUE(coding::decode(to.data(), raw.size(), received.data(), coded));
     ASSERT_TRUE(to.holds(raw));
   });
+  ASSERT_EQ(encoded_by_warp(raw, dtype), first);
+  Memory again;
+  ASSERT_TRUE(decode_by_warp(&again, raw.size(), first));
+  ASSERT_EQ(again, raw);
 }
 
 TEST(Coding, ValuesComeBackToTheBit) {
@@ -231,6 +256,15 @@ TEST(Coding, RefusesEveryTruncatedBlock) {
       size_t bytes = 3 * kGroup * size_of(dtype) + 7;
       Memory coded = encoded(make(data, bytes, dtype, 3), dtype);
       Guarded from(coded.size()), to(bytes);
+      Memory by_warp;
+      for (size_t left = 0; left < coded.size(); left += left < 16 ? 1 : 7) {
+        Memory part(coded.begin(), coded.begin() + static_cast<ptrdiff_t>(left));
+        ASSERT_FALSE(decode_by_warp(&by_warp, bytes, part)) << left;
+        if (left < 2) continue;
+        auto stated = static_cast<uint16_t>(left);
+        std::memcpy(part.data(), &stated, sizeof stated);
+        ASSERT_FALSE(decode_by_warp(&by_warp, bytes, part)) << left;
+      }
       with_each_isa([&] {
         for (size_t left = 0; left < coded.size(); ++left) {
           std::byte* part = from.data() + coded.size() - left;
@@ -309,6 +343,7 @@ TEST(Coding, ADamagedBlockTouchesNothingElse) {
           ASSERT_EQ(now, accepted);
           if (now) ASSERT_TRUE(to.holds(result));
         });
+        ASSERT_EQ(decode_by_warp(&result, bytes, damaged), accepted);
       }
     }
   }

@@ -20,6 +20,7 @@ from gpu_check.step import Run
 FOLDER = ROOT / "build" / "gpu-check"
 PYTHON = FOLDER / "venv" / "bin" / "python"
 NEEDS = ROOT / "requirements" / "gpu-check.in"
+CODING = FOLDER / "cmake" / "benchmarks" / "coding_gpu_benchmark"
 PATHS = (ROOT / "tests", ROOT / "tests" / "python")
 
 
@@ -125,12 +126,13 @@ def compile_extension() -> None:
         arguments.append(f"-DCMAKE_CXX_FLAGS=-isystem {carried / version}")
     nvcc = tool("nvcc")
     arguments.append("-DSMDDP_CUDA=ON" if nvcc else "-DSMDDP_CUDA=OFF")
-    arguments += [f"-DSMDDP_NVCC={nvcc}"] if nvcc else []
+    arguments += [f"-DSMDDP_NVCC={nvcc}", "-DSMDDP_BENCHMARKS=ON"] if nvcc else []
     cmake = str(_program("cmake"))
     ninja = f"-DCMAKE_MAKE_PROGRAM={_program('ninja')}"
     run([cmake, "-S", str(ROOT), "-B", str(build), ninja, *arguments], "cmake")
     jobs = str(max(1, min(len(os.sched_getaffinity(0)), _memory_gib() // 2)))
-    run([cmake, "--build", str(build), "--parallel", jobs, "--target", "_C"], "the compiler")
+    targets = ["_C", "coding_gpu"] if nvcc else ["_C"]
+    run([cmake, "--build", str(build), "--parallel", jobs, "--target", *targets], "the compiler")
 
 
 def _program(name: str) -> Path:

@@ -22,6 +22,7 @@ STEPS = (
     OnGpu("memory", "freed memory returns; peak beside NCCL", "memory:returns", 300),
     Step("death", "a killed rank is named, and streams are released", "failure:death", 240),
     OnGpu("zero_sm", "AllGather while kernels hold all SMs", "held:zero_sm", 120),
+    OnGpu("coding", "the coder's kernels: bytes and rates", "speed:coding", 120),
     Step("calls", "host time of a call, and the rate of calls", "speed:calls", 240),
     *(
         OnGpu(f"speed-{name}", title, "speed:bandwidth", LONGEST, arguments=arguments)

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gpu_check import place
+from gpu_check import build, place
 from gpu_check.machine import ROOT
 from gpu_check.ranks import beside_nccl, world
-from gpu_check.step import Run
+from gpu_check.step import NotHereError, Run
 from harness.worker import Context
 
 GIB = 1 << 30
@@ -78,6 +78,20 @@ def cost_in(ctx: Context, group: Any, count: int) -> dict[str, float]:
         found[f"{name} wait"] = round(waited / turns * 1e6, 1)
         found[f"{name} back to back"] = round(rate * 1e6, 1)
     return found
+
+
+def coding(run: Run) -> None:
+    """The kernels that code: the CPU's bytes, and GB/s by the number of thread blocks."""
+    if not build.CODING.exists():
+        raise NotHereError("the coder's kernels were not built: nvcc is not there")
+    done = subprocess.run([build.CODING], stdout=subprocess.PIPE, text=True, check=False)
+    print(done.stdout, flush=True)
+    assert done.returncode == 0, f"{build.CODING.name} ended with exit status {done.returncode}"
+    said, _, *rows = done.stdout.splitlines()
+    run.note("bytes", said)
+    for kind, data, blocks, encode, decode in (row.split() for row in rows):
+        figures = {"encode": float(encode), "decode": float(decode)}
+        run.note(f"{data} of {kind}, {blocks} blocks, GB/s", figures)
 
 
 def bandwidth(run: Run, ranks: int = 0, *more: str) -> None:
