@@ -29,6 +29,7 @@ namespace smddp::env {
   X(libgdrapi, "libgdrapi.so.2", "GDRCopy's library to open")                                     \
   X(flight_recorder, "2000", "the latest operations that are kept for reports; 0: none")          \
   X(hmem, "0", "1: NICs read and write GPU memory if the provider has FI_HMEM")                   \
+  X(release_streams, "0", "1: a failure after wait() lets GPU work go on with what came")         \
   X(single_copy, "auto", "1: read peers' memory, 0: copy through the segment, auto: the cheaper") \
   X(spin_microseconds, "200", "how long a waiting thread polls and yields before it sleeps")      \
   X(check_locks, "0", "1: a thread that takes the engine's lock under the GIL ends the process")  \

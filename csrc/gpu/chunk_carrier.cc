@@ -18,7 +18,6 @@ constexpr uint64_t kShortestNapNs = 20'000, kLongestNapNs = 500'000;
 void Chunk::give_up(const Status& why) {
   outcome->fail(why);
   all_->fail(why);
-  ring->set_arrived(buffer, flag_value);
 }
 
 void Chunk::on_complete() {
@@ -52,7 +51,10 @@ void ChunkCarrier::stop() {
   if (thread_.joinable()) thread_.join();
   ranks_.reset();
   engine_.kick(engine_.lock());  // chunks that a shut-down engine left finished free their rings
-  for (const auto& left : queue_) left->give_up({Code::kAborted, "the group was destroyed"});
+  for (const auto& left : queue_) {
+    left->give_up({Code::kAborted, "the group was destroyed"});
+    left->ring->set_arrived(left->buffer, left->flag_value);
+  }
   queue_.clear();
 }
 
@@ -65,8 +67,7 @@ void ChunkCarrier::push(std::shared_ptr<Chunk> chunk) {
   changed_.notify_all();
 }
 
-// Starts the collectives of the chunks in order, each once its chunk is copied out. If the pipeline is
-// broken, streams are still released in that order.
+// Starts the collectives of the chunks in order, each once its chunk is copied out, until the pipeline is broken.
 void ChunkCarrier::run() {
   std::unique_lock lock(mutex_);
   uint64_t since = 0;  // when this chunk became the next

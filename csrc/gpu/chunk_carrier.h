@@ -29,7 +29,7 @@ class Chunk final : public Operation {
  private:
   friend class ChunkCarrier;
   bool filled() const { return ring->filled(buffer) == flag_value; }
-  // Lets the stream that copies in go on.
+  // The stream that copies in waits until the pipeline's buffers are released.
   void give_up(const Status& why);
   void on_complete() override;
   std::shared_ptr<ExchangeOutcome> all_;  // of all chunks of the carrier
@@ -55,7 +55,7 @@ class ChunkCarrier {
   // True while a collective of the CPU has a chunk: it has a deadline of its own and names the rank that it
   // waits for.
   bool between_ranks() const { return outcome_->under_way > 0; }
-  // The first failure of any chunk. After it, chunks are given up in their order.
+  // The first failure of any chunk. After it, chunks are given up.
   ExchangeOutcome& outcome() const { return *outcome_; }
   void abort(const std::string& reason);
 

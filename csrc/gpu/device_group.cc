@@ -18,26 +18,31 @@ Status ending_with(const DeviceOperation& op) {
 
 }  // namespace
 
-Result<std::shared_ptr<DeviceGroup>> DeviceGroup::create(
-    Process& process, Group& cpu_group, Store& store, const Status& usable, device::Device* device,
-    intranode::Imports* imports, device::Stream main, uint64_t limit_ns, bool sums) {
+Result<std::shared_ptr<DeviceGroup>> DeviceGroup::create(Process& process, Group& cpu_group,
+                                                         Store& store, const Status& usable,
+                                                         device::Device* device,
+                                                         intranode::Imports* imports,
+                                                         device::Stream main, uint64_t limit_ns,
+                                                         bool sums, EndProcess end_process) {
   auto links =
       DeviceLinks::open(process, cpu_group, store, usable, device, imports, main, limit_ns, sums);
   if (!links) return links.status();
-  std::shared_ptr<DeviceGroup> group(
-      new DeviceGroup(process.engine(), *device, main, limit_ns, std::move(links.value())));
+  std::shared_ptr<DeviceGroup> group(new DeviceGroup(
+      process.engine(), *device, main, limit_ns, std::move(links.value()), std::move(end_process)));
   group->watch_ = std::thread([raw = group.get()] { raw->watch(); });
   group->submitter_ = std::thread([raw = group.get()] { raw->submit_all(); });
   return group;
 }
 
 DeviceGroup::DeviceGroup(Engine& engine, device::Device& device, device::Stream main,
-                         uint64_t limit_ns, std::unique_ptr<DeviceLinks> links)
+                         uint64_t limit_ns, std::unique_ptr<DeviceLinks> links,
+                         EndProcess end_process)
     : engine_(engine),
       device_(device),
       main_(main),
       limit_ns_(limit_ns),
-      links_(std::move(links)) {}
+      links_(std::move(links)),
+      end_process_(std::move(end_process)) {}
 
 DeviceGroup::~DeviceGroup() { leave(); }
 
@@ -236,7 +241,7 @@ Status DeviceGroup::order(DeviceOperation& op, device::Stream stream) {
   return device_.wait(stream, op.end_);
 }
 
-Status DeviceGroup::verdict(const DeviceOperation& op) {
+Status DeviceGroup::verdict(DeviceOperation& op) {
   std::lock_guard lock(mutex_);
   if (!op.outcome_) return op.outcome_;
   if (op.succeeded_) return {};
@@ -244,7 +249,9 @@ Status DeviceGroup::verdict(const DeviceOperation& op) {
   // Streams go on after a failure too, possibly before watch() has seen it.
   Status known = broken_;
   if (known && op.exchange_outcome_) known = op.exchange_outcome_->get();
-  return known ? links_->peers_gave_up() : known;
+  if (known) known = links_->peers_gave_up();
+  if (known) op.count_on();
+  return known;
 }
 
 bool DeviceGroup::closed(const DeviceOperation& op) {
@@ -261,6 +268,7 @@ Status DeviceGroup::status() {
 
 void DeviceGroup::abort(const std::string& reason) {
   std::lock_guard lock(mutex_);
+  asked_ = true;
   give_up({Code::kAborted, reason});
   changed_.notify_all();
 }
@@ -268,6 +276,7 @@ void DeviceGroup::abort(const std::string& reason) {
 void DeviceGroup::give_up(Status why) {
   if (!broken_) return;
   broken_ = std::move(why);
+  broken_ns_ = now_ns();
   told_ = false;
   links_->copy_engine->give_up(broken_.message());
   log(LogLevel::kError, broken_.message());

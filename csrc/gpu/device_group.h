@@ -16,6 +16,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -30,16 +31,21 @@ namespace smddp {
 
 class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
  public:
+  // Is told why operations failed which callers' streams wait for, with work behind them that would go on with what is
+  // no result. Ends the process; once it returns, the streams are released.
+  using EndProcess = std::function<void(const Status&)>;
+
   // A call of all ranks of `cpu_group`, whose store `store` is. `usable`: whether this rank has a
   // device; if one rank has none, or its device cannot read the memory of its host's other ranks, no rank
   // gets a group, and the status names that rank. Device, imports and `main` must outlive the group. Only the
-  // group may use the stream `main`. `sums`: devices sum, not the CPU.
+  // group may use the stream `main`. `sums`: devices sum, not the CPU. `end_process`: none: callers ask verdict() before
+  // they use anything that came from such streams.
   static Result<std::shared_ptr<DeviceGroup>> create(Process& process, Group& cpu_group,
                                                      Store& store, const Status& usable,
                                                      device::Device* device,
                                                      intranode::Imports* imports,
                                                      device::Stream main, uint64_t limit_ns,
-                                                     bool sums = true);
+                                                     bool sums = true, EndProcess end_process = {});
   ~DeviceGroup();
 
   // Starts the operation, after all that the stream `callers` holds.
@@ -50,8 +56,9 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
   // Work submitted to `stream` from now on waits for the operation. The host waits until the operation is
   // submitted.
   Status order(DeviceOperation& operation, device::Stream stream);
-  // Not ok: the operation's results must not be used. As far as is known now.
-  Status verdict(const DeviceOperation& operation);
+  // Not ok: the operation's results must not be used. As far as is known now; of an error that comes later,
+  // `end_process` is told.
+  Status verdict(DeviceOperation& operation);
   // Whether the device is done with it.
   bool closed(const DeviceOperation& operation);
 
@@ -76,7 +83,7 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
 
  private:
   DeviceGroup(Engine& engine, device::Device& device, device::Stream main, uint64_t limit_ns,
-              std::unique_ptr<DeviceLinks> links);
+              std::unique_ptr<DeviceLinks> links, EndProcess end_process);
   bool may_submit(const DeviceOperation* recorded) const;  // that one alone, if given
   void submit_ready(std::unique_lock<std::mutex>& lock, const DeviceOperation* recorded);
   void give_up(Status why);  // under mutex_
@@ -87,6 +94,8 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
   const DeviceOperation* oldest_on_device() const;
   Status failure();
   void tell();
+  bool must_end(uint64_t now);
+  void release(uint64_t now);
 
   Engine& engine_;
   device::Device& device_;
@@ -109,6 +118,9 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
   bool submitting_ = false;  // a thread submits an operation
   uint32_t numbered_ = 0;    // the last number_on_device_
   Status broken_;
+  uint64_t broken_ns_ = 0;  // since when
+  bool asked_ = false;      // for that by the program itself
+  EndProcess end_process_;
   bool told_ = true;      // the CPU's group and the pipelines know that
   bool closing_ = false;  // the thread that submits ends
   std::atomic<bool> stop_{false};

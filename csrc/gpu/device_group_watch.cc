@@ -1,4 +1,5 @@
 // DeviceGroup's thread that watches: it ends operations that the device has done, and finds failures.
+#include <algorithm>
 #include <utility>
 
 #include "common/clock.h"
@@ -11,6 +12,9 @@ constexpr auto kLook = std::chrono::milliseconds(2);
 // Of three ranks, one may have finished and ended while the second still reads the third's memory.
 constexpr uint64_t kLostGraceNs = 5'000'000'000;
 constexpr uint64_t kPipelineGraceNs = 3'000'000'000;
+// After a failure: so long an operation may still end by itself, before the process ends that counts on it; and so long
+// a process waits with the release of its streams, so that peers which read its memory have ended.
+constexpr uint64_t kEndGraceNs = 500'000'000, kReleaseGraceNs = 1'000'000'000;
 
 }  // namespace
 
@@ -47,10 +51,14 @@ Status DeviceGroup::look(std::unique_lock<std::mutex>& lock) {
   if (broken_) {
     if (Status why = failure(); !why) give_up(std::move(why));
   }
-  if (!broken_ && !in_flight_.empty()) links_->copy_engine->release();
+  uint64_t now = now_ns();
+  EndProcess end = must_end(now) ? std::exchange(end_process_, {}) : EndProcess();
+  Status why = copy_of(broken_);
+  if (!end) release(now);
   bool untold = !std::exchange(told_, true);
   lock.unlock();
   changed_.notify_all();
+  if (end) end(why);
   if (untold) tell();
   if (closed.empty()) return {};
   for (auto& op : closed) op->close();
@@ -58,6 +66,20 @@ Status DeviceGroup::look(std::unique_lock<std::mutex>& lock) {
   std::move(closed.begin(), closed.end(), std::back_inserter(closed_));
   changed_.notify_all();
   return {};
+}
+
+bool DeviceGroup::must_end(uint64_t now) {
+  bool unasked = !broken_ && end_process_ && !asked_ && !engine_.ended();
+  if (!unasked || now < broken_ns_ + kEndGraceNs) return false;
+  return std::any_of(in_flight_.begin(), in_flight_.end(),
+                     [](const auto& op) { return op->awaited_.load(); });
+}
+
+void DeviceGroup::release(uint64_t now) {
+  if (broken_ || in_flight_.empty()) return;
+  if (end_process_ && now < broken_ns_ + kReleaseGraceNs) return;
+  links_->copy_engine->release();
+  for (PinnedPipeline* pipeline : links_->pipelines.open()) pipeline->release();
 }
 
 // Called without mutex_, which threads that drive the engine take, and without calls_, which a thread may

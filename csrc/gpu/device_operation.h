@@ -42,6 +42,8 @@ class DeviceOperation : public Operation {
   virtual void on_closed(const Status&) {}
   // The event that a stream waits for; valid from on_submitted() on.
   device::Event end_event() const { return end_; }
+  // A stream waits for that event, and its work behind that takes what has come for a result.
+  void count_on() { awaited_ = true; }
 
  private:
   friend class DeviceGroup;
@@ -76,6 +78,7 @@ class DeviceOperation : public Operation {
   bool began_ = false;      // the device has it; written once, before submitted_
   bool in_part_ = false;    // the device has some of it, and the rest failed
   bool succeeded_ = false;  // closed without an error
+  std::atomic<bool> awaited_{false};
   Status outcome_;
   std::shared_ptr<const ExchangeOutcome> exchange_outcome_;
   uint64_t started_ns_ = 0;

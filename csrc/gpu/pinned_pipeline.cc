@@ -197,10 +197,4 @@ std::shared_ptr<Chunk> PinnedPipeline::chunk_of(const DeviceExchange& exchange,
   return made;
 }
 
-void PinnedPipeline::abort(const std::string& reason) {
-  carrier_.abort(reason);
-  // A shut-down engine no longer ends collectives. The carrier releases the streams of the rest.
-  if (engine_.ended()) buffers_.release();
-}
-
 }  // namespace smddp

@@ -66,10 +66,13 @@ class PinnedPipeline {
   Result<std::shared_ptr<const ExchangeOutcome>> submit(
       const Around& around, const std::vector<DeviceExchange>& exchanges);
 
-  // Not ok: why the pipeline is broken. Streams are released all the same.
+  // Not ok: why the pipeline is broken.
   Status status() const { return carrier_.outcome().get(); }
   // Fails all exchanges under way and to come, here and on the other ranks.
-  void abort(const std::string& reason);
+  void abort(const std::string& reason) { carrier_.abort(reason); }
+  // Of a broken pipeline: ends the waits of its streams for chunks that were copied out. The caller repeats the call
+  // until the streams are empty.
+  void release() { buffers_.release(); }
   void set_limit(uint64_t limit_ns) { carrier_.set_limit(limit_ns + grace_ns_); }
   // As the carrier's.
   bool between_ranks() const { return carrier_.between_ranks(); }

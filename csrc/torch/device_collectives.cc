@@ -3,8 +3,11 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "common/clock.h"
+#include "common/env.h"
+#include "common/log.h"
 #include "common/signature.h"
 #include "torch/error_state.h"
 #include "torch/future_threads.h"
@@ -26,6 +29,16 @@ void require_contiguous(const at::Tensor& t, const char* what) {
 }
 
 thread_local bool uncounted = false;
+
+// As NCCL's watchdog.
+void end_process(const Status& why) {
+  ErrorState::process().tell(why);
+  ErrorState::process().hold(false);
+  log(LogLevel::kError, why.message() +
+                            ": the process ends, as work on its GPU already counts on the result "
+                            "(docs/gpu.md)");
+  std::abort();
+}
 
 at::Tensor end_to_end(const TorchDevice& device, const at::Tensor& t) {
   return is_plain(t) ? t : device.copy_of(t);
@@ -72,6 +85,7 @@ void DeviceTensorOperation::settle_future(std::unique_lock<std::mutex> lock) {
   FutureThreads::process().run([self = shared_from_this(), future, values, status] {
     try {
       if (!status) return future->setErrorIfNeeded(exception_of(status));
+      self->count_on();
       self->device_.complete(*future, values, self->end_event());
     } catch (...) {
       future->setErrorIfNeeded(std::current_exception());
@@ -173,7 +187,8 @@ Result<std::unique_ptr<DeviceCollectives>> DeviceCollectives::create(
   auto on_device = DeviceGroup::create(
       process, group, store, usable, usable ? &made->device_.device() : nullptr,
       usable ? &made->device_.imports() : nullptr, usable ? made->stream_ : nullptr,
-      static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count()), !settings().reduce_on_cpu);
+      static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count()), !settings().reduce_on_cpu,
+      env::debug("release_streams") == "1" ? DeviceGroup::EndProcess() : end_process);
   if (!on_device) return on_device.status();
   made->group_ = std::move(on_device.value());
   return made;

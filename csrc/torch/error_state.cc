@@ -97,7 +97,7 @@ void ErrorState::reported() {
   changed_.notify_all();
 }
 
-void ErrorState::hold() {
+void ErrorState::hold(bool interruptible) {
   std::chrono::milliseconds limit;
   uint64_t raised;
   {
@@ -106,10 +106,11 @@ void ErrorState::hold() {
     raised = raised_;
     if (limit.count() == 0 || reported_ >= raised) return;
   }
-  wait_interruptibly(limit, [&](std::chrono::nanoseconds turn) {
+  auto held = [&](std::chrono::nanoseconds turn) {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, turn, [&] { return reported_ >= raised || hold_.count() == 0; });
-  });
+  };
+  interruptible ? wait_interruptibly(limit, held) : held(limit);
 }
 
 }  // namespace smddp

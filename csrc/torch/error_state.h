@@ -36,8 +36,8 @@ class ErrorState {
   std::string take();
   // The report of what take() returned is made.
   void reported();
-  // Waits until reported(), if a report is wanted. Ctrl-C ends it.
-  void hold();
+  // Waits until reported(), if a report is wanted. Ctrl-C ends it if it is `interruptible`, which takes the GIL.
+  void hold(bool interruptible = true);
 
  private:
   ErrorState();

@@ -295,6 +295,9 @@ class DebugSettings(Model):
         False,
         "1: NICs read and write GPU memory if the provider has FI_HMEM; never run on hardware",
     )
+    release_streams: kinds.Flag = debug_setting(
+        False, "1: a failure after wait() lets GPU work go on with what came, and raises later"
+    )
     single_copy: Literal["auto", "0", "1"] = debug_setting(
         "auto", "1: read peers' memory, 0: copy through the segment, auto: the cheaper"
     )

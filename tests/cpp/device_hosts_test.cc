@@ -309,6 +309,47 @@ TEST(DeviceHosts, WhatComesFromAPeerThatFailedIsNotTakenForAResult) {
   });
 }
 
+// wait() has returned, and the callers' streams have more work behind it when the operation fails. Until the process
+// ends, none of that is done.
+TEST(DeviceHosts, NothingGoesOnWithAnOperationThatFailsAfterItsWait) {
+  for (std::string layout : {"aa", "ab", "aabb"}) {
+    auto last = static_cast<int>(layout.size()) - 1;
+    RankBarrier ended(last + 1);
+    run_world(layout, [&](RankContext& context) {
+      std::atomic<float*> after{nullptr};
+      std::atomic<int> told{0}, early{0};
+      DeviceRank r(context, 60, [&](const Status& why) {
+        ++told;
+        early += *after.load() != -1 || !says(why, "stopped by rank");
+      });
+      ASSERT_TRUE(r.group);
+      Job job(r);
+      float *in = r.floats(1000), *out = r.floats(4000);
+      after = r.floats(1);
+      *after.load() = -1;
+      uint32_t never = 0;
+      if (context.rank == last) ASSERT_TRUE(r.gpu.wait_flag(r.user, &never, 1).ok());
+      auto op = job.gather(in, out, 1000);
+      ASSERT_TRUE(r.group->submit(op, r.user).ok());
+      ASSERT_TRUE(works(r.group->order(*op, r.user)));
+      ASSERT_TRUE(works(r.group->verdict(*op)));
+      ASSERT_TRUE(r.gpu.copy(r.user, after.load(), in, 4).ok());
+      if (context.rank == last) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        r.group->abort("stopped by rank " + std::to_string(last));
+      } else {
+        auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+        while (told == 0 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+        EXPECT_EQ(told, 1) << "on rank " << context.rank << " over " << layout;
+        EXPECT_EQ(early, 0) << "on rank " << context.rank << " over " << layout;
+      }
+      ended.arrive_and_wait();
+      std::atomic_ref(never).store(1);
+      (void)r.gpu.synchronize(r.user);
+    });
+  }
+}
+
 TEST(DeviceHosts, MemoryThatOneHostCannotShareFailsAllHosts) {
   run_jobs("aabb", [](DeviceRank& r, Job& job) {
     float *in = r.floats(128), *out = r.floats(32);

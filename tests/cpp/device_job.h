@@ -14,11 +14,13 @@ namespace smddp {
 
 // One rank's part of a device group. No other rank of this process uses its device.
 struct GroupRank {
-  GroupRank(RankContext& rank, device::Device& its, double limit_seconds = 60)
+  GroupRank(RankContext& rank, device::Device& its, double limit_seconds = 60,
+            DeviceGroup::EndProcess end_process = {})
       : context(rank), device(its), imports(its), main(its.create_stream().value()) {
     user = its.create_stream().value();
     auto made = DeviceGroup::create(rank.process, rank.group, rank.store, Status(), &its, &imports,
-                                    main, static_cast<uint64_t>(limit_seconds * 1e9));
+                                    main, static_cast<uint64_t>(limit_seconds * 1e9), true,
+                                    std::move(end_process));
     EXPECT_TRUE(made.ok()) << made.status().message();
     if (made) group = made.value();
   }
@@ -101,8 +103,9 @@ struct SimulatedDevice {
 };
 // A rank on a simulated device of its own, as if the rank were a process.
 struct DeviceRank : SimulatedDevice, GroupRank {
-  explicit DeviceRank(RankContext& rank, double limit_seconds = 60)
-      : GroupRank(rank, gpu, limit_seconds) {}
+  explicit DeviceRank(RankContext& rank, double limit_seconds = 60,
+                      DeviceGroup::EndProcess end_process = {})
+      : GroupRank(rank, gpu, limit_seconds, std::move(end_process)) {}
   ~DeviceRank() { EXPECT_EQ(gpu.freed_while_mapped(), 0u); }
 };
 

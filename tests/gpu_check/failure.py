@@ -11,6 +11,7 @@ import torch.distributed as dist
 from gpu_check import place
 from gpu_check.ranks import world
 from gpu_check.step import Run
+from harness.variables import debug
 from harness.worker import Context, Failure
 
 BOUND = 15.0  # seconds from the call of the survivors to their errors
@@ -31,7 +32,7 @@ def one_death(run: Run, layout: str, called: bool) -> list[float]:
     """Seconds until each survivor raised an error that names the last rank."""
     last = len(layout) - 1
     survivors = list(range(last))
-    with world(run, layout) as ranks:
+    with world(run, layout, **debug(release_streams=int(called))) as ranks:
         ranks.run(call)
         if called:
             ranks.submit(call, True)
