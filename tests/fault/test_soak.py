@@ -310,7 +310,10 @@ class Soak:
             if error and fault in HARMLESS and "has no fabric" not in error:
                 self.wrong.append(f"{what}: rank {rank}: {error}")
             allowed = {(ranks.index(r), f"host-{LAYOUT[r]}") for r in guilty(rank)}
-            if wrong := accused(error) - allowed - {(number, "") for number, _ in allowed}:
+            allowed |= {(number, "") for number, _ in allowed}
+            wrong = accused(error) - allowed
+            # A rank may still wait for the one that was hit in a group that this rank is not of.
+            if wrong and not ("did not join" in error and accused(error) & allowed):
                 self.wrong.append(f"{what}: rank {rank} accuses {wrong}: {error}")
             if error:
                 self.note(what, rank, outcome, began)
