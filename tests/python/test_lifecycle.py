@@ -42,7 +42,8 @@ def test_failures_one_after_another_are_told_at_once() -> None:
             raise AssertionError("no error")
         seconds.append(time.monotonic() - began)
         dist.destroy_process_group()
-    assert max(seconds) < 5, seconds
+    # torch asks the name server for each connection to the store: 5 s if that does not answer.
+    assert max(seconds) < 10, seconds
     print("done", max(seconds))
     """
     turns = os.environ.get("TEST_FAILURES", "5")
