@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
-from deepspeed_smddp.distributed import extension
-
 # The part of their bytes that trained weights take: docs/coding.md.
 RATIOS = {"bf16": 0.71, "fp32": 0.86}
-_TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _LEAST_GAIN = 1.05
 # Bytes per second that a core with AVX2 codes and decodes, one after the other: 10 and 20 GB/s.
 USUAL_CODE = 1e9 / 0.15
@@ -25,12 +20,3 @@ def highest_rate(ratio: float, code: float = USUAL_CODE) -> float:
 def share_of_time(ratio: float, rate: float, code: float = USUAL_CODE) -> float:
     """The part of the network's time that data takes where a rank has ``rate``, by that rule."""
     return min(1.0, ratio + rate / code)
-
-
-def measure(dtype: str) -> tuple[float, float]:
-    """Bytes per second that this core codes, and that it decodes, of values like weights."""
-    random = torch.Generator().manual_seed(0)
-    values = torch.empty(1 << 18).normal_(0, 0.02, generator=random).to(_TYPES[dtype])
-    found = [extension.core.measure_coding(values) for _ in range(8)]
-    encode = min(one["encode_seconds"] for one in found)
-    return values.nbytes / encode, values.nbytes / min(one["decode_seconds"] for one in found)
