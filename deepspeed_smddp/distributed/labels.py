@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 
 from deepspeed_smddp.distributed import extension
@@ -12,7 +13,7 @@ _SEPARATOR = "\n"
 # The recorder keeps each text until the process ends. A model that gathers ever other sets of its
 # parameters gets labels without their names from so many on, about 10 MB.
 _MOST_TEXTS = 4096
-_numbers: dict[tuple[str, ...], int] = {}
+_texts = 0
 
 
 @contextlib.contextmanager
@@ -30,13 +31,13 @@ def labelled(label: str, parameters: Sequence[str] = (), digest: int = 0) -> Ite
         extension.core.set_label(0)
 
 
+@functools.lru_cache(maxsize=_MOST_TEXTS)
 def _number(label: str, parameters: tuple[str, ...]) -> int:
-    key = (label, *parameters)
-    if key not in _numbers:
-        if len(_numbers) >= _MOST_TEXTS:
-            return _number(label, ()) if parameters else 0
-        _numbers[key] = extension.core.label_number(_SEPARATOR.join(key))
-    return _numbers[key]
+    global _texts
+    if _texts >= _MOST_TEXTS:
+        return _number(label, ()) if parameters else 0
+    _texts += 1
+    return extension.core.label_number(_SEPARATOR.join((label, *parameters)))
 
 
 def split(text: str) -> tuple[str, list[str]]:

@@ -311,9 +311,11 @@ class Soak:
                 self.wrong.append(f"{what}: rank {rank}: {error}")
             allowed = {(ranks.index(r), f"host-{LAYOUT[r]}") for r in guilty(rank)}
             allowed |= {(number, "") for number, _ in allowed}
-            wrong = accused(error) - allowed
-            # A rank may still wait for the one that was hit in a group that this rank is not of.
-            if wrong and not ("did not join" in error and accused(error) & allowed):
+            # Nor does one join that waits in another group for the rank that was hit, or has left.
+            if "did not join" in error:
+                ended = [r for r, other in outcomes.items() if getattr(other, "error", "")]
+                allowed |= {(ranks.index(r), "") for r in ended}
+            if wrong := accused(error) - allowed:
                 self.wrong.append(f"{what}: rank {rank} accuses {wrong}: {error}")
             if error:
                 self.note(what, rank, outcome, began)

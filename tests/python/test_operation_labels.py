@@ -120,9 +120,11 @@ def test_ever_other_parameters_do_not_grow_the_recorder(monkeypatch: pytest.Monk
     asked: list[str] = []
     core = SimpleNamespace(label_number=lambda text: asked.append(text) or len(asked))
     monkeypatch.setattr(labels.extension, "core", core)
-    monkeypatch.setattr(labels, "_numbers", {})
+    monkeypatch.setattr(labels, "_texts", 0)
     monkeypatch.setattr(labels, "_MOST_TEXTS", 3)
+    labels._number.cache_clear()
     numbers = [labels._number(*one) for one in [("a", ()), *(("a", (str(i),)) for i in range(9))]]
     assert numbers == [1, 2, 3, *[1] * 7]
     assert labels._number("b", ("1",)) == 0
     assert asked == ["a", "a\n0", "a\n1"]
+    labels._number.cache_clear()
