@@ -405,7 +405,7 @@ class Soak:
                 for some in (first, then)
             )
             lines.append(f"process {pid}, {len(usages)} epochs: {most} -> {now}")
-            # What its last groups had is kept for some seconds: of up to three, where epochs are short.
+            # What its last groups had is kept for some seconds: of three, if epochs are short.
             if now[0] > most[0] + 24 or now[1] > most[1] + 4 or now[2] > most[2] + GROWTH:
                 self.wrong.append("a process has grown: " + lines[-1])
         if TEXTS:
