@@ -20,6 +20,9 @@ constexpr size_t payload_of(size_t message) {
   return (message - sizeof(wire::Header)) / kGrain * kGrain;
 }
 static_assert(payload_of(transport::kEagerMessage) == transport::kEagerPayload);
+// A buffer has space for a coded message.
+static_assert(coding::most_coded(transport::kEagerPayload) <=
+              transport::kEagerMessage - sizeof(wire::Header));
 
 // If the whole operation has no bytes, a flow says so: its target hears that this rank has called it, and
 // with which signature.
@@ -334,12 +337,10 @@ transport::MessageBuffer* FragmentFlows::acquire(const SendFlow& send, std::byte
 }
 
 void FragmentFlows::post(SendFlow& send, transport::MessageBuffer* buffer, std::byte* to,
-                         const std::byte* from, size_t bytes) {
-  static_assert(coding::most_coded(transport::kEagerPayload) <=
-                transport::kEagerMessage - sizeof(wire::Header));
+                         const std::byte* from, size_t bytes, bool coded) {
   static thread_local std::byte raw[coding::kPieceBytes];
   size_t sent = bytes;
-  if (codes(send, from, bytes)) {
+  if (coded) {
     if (from == to) from = static_cast<std::byte*>(std::memcpy(raw, to, bytes));
     sent = terms_.coding.choice.encode(send.coding, to, from, bytes, terms_.coding.dtype);
   } else if (from != to) {

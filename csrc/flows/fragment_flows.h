@@ -142,10 +142,9 @@ class FragmentFlows {
   bool write(SendFlow& send, size_t bytes);
   // A buffer for the next piece of a flow, which begins at `*to` in it, or nullptr for now.
   transport::MessageBuffer* acquire(const SendFlow& send, std::byte** to);
-  // Sends the next piece, the `bytes` bytes at `from`, by way of the buffer, coded if that is worth it. They may lie at
-  // `to` already.
+  // Sends the next piece by way of the buffer, the `bytes` bytes at `from`, which may be `to`.
   void post(SendFlow& send, transport::MessageBuffer* buffer, std::byte* to, const std::byte* from,
-            size_t bytes);
+            size_t bytes, bool coded);
   // The next `bytes` bytes have left, in `sent` bytes.
   void count(SendFlow& send, size_t bytes, size_t sent);
   // Tells the target which chunks are in its memory, if that is worth a message. `waits`: the flow can't go
@@ -208,7 +207,8 @@ bool FragmentFlows::send_one(SendFlow& send, size_t available, Fill&& fill) {
   if (send.told < send.sent) tell_written(send, !goes_on);
   if (!goes_on || window_full(send)) return false;
   const std::byte* from = send.memory != nullptr ? send.memory + send.sent : nullptr;
-  if (from != nullptr && send.in_chunks() && !codes(send, from, bytes)) {
+  bool coded = from != nullptr && codes(send, from, bytes);
+  if (from != nullptr && send.in_chunks() && !coded) {
     if (!write(send, bytes)) return false;
   } else {
     std::byte* to = nullptr;
@@ -217,8 +217,10 @@ bool FragmentFlows::send_one(SendFlow& send, size_t available, Fill&& fill) {
     if (from == nullptr) {
       *to = std::byte{0};  // of a run without shards
       fill(send.sent, to, bytes);
+      coded = codes(send, to, bytes);
+      from = to;
     }
-    post(send, buffer, to, from != nullptr ? from : to, bytes);
+    post(send, buffer, to, from, bytes, coded);
   }
   send.sent += bytes;
   if (!writes) send.told = send.sent;  // the target notices what is not written
