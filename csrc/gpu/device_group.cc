@@ -65,6 +65,7 @@ void DeviceGroup::leave() {
     // Streams that still wait are released before the flags are unmapped.
     changed_.wait_for(lock, kLeave, [this] { return closing_ || in_flight_.empty(); });
     closing_ = true;
+    release(now_ns());
   }
   changed_.notify_all();
   // watch() still releases the streams in which this thread may wait for room.

@@ -32,7 +32,7 @@ namespace smddp {
 class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
  public:
   // Is told why operations failed which callers' streams wait for, with work behind them that would go on with what is
-  // no result. Ends the process; once it returns, the streams are released.
+  // no result. Ends the process: the streams stay as they are.
   using EndProcess = std::function<void(const Status&)>;
 
   // A call of all ranks of `cpu_group`, whose store `store` is. `usable`: whether this rank has a
@@ -121,6 +121,8 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
   uint64_t broken_ns_ = 0;  // since when
   bool asked_ = false;      // for that by the program itself
   EndProcess end_process_;
+  bool ended_ = false;   // it was called
+  bool misled_ = false;  // an operation of such a stream was done, perhaps without a peer's data
   bool told_ = true;      // the CPU's group and the pipelines know that
   bool closing_ = false;  // the thread that submits ends
   std::atomic<bool> stop_{false};

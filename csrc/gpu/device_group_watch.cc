@@ -42,7 +42,10 @@ Status DeviceGroup::look(std::unique_lock<std::mutex>& lock) {
       op.sent = op.exchange_outcome_->sent();
     }
     // A peer's streams may have gone on without what this rank has read from it.
-    if (Status theirs = links_->peers_gave_up(); !theirs) give_up(std::move(theirs));
+    if (Status theirs = links_->peers_gave_up(); !theirs) {
+      misled_ = misled_ || op.awaited_;
+      give_up(std::move(theirs));
+    }
     if (!broken_) op.outcome_ = broken_;
     op.succeeded_ = broken_.ok();
     closed.push_back(std::move(in_flight_.front()));
@@ -52,13 +55,13 @@ Status DeviceGroup::look(std::unique_lock<std::mutex>& lock) {
     if (Status why = failure(); !why) give_up(std::move(why));
   }
   uint64_t now = now_ns();
-  EndProcess end = must_end(now) ? std::exchange(end_process_, {}) : EndProcess();
+  bool end = must_end(now) && !std::exchange(ended_, true);
   Status why = copy_of(broken_);
-  if (!end) release(now);
+  release(now);
   bool untold = !std::exchange(told_, true);
   lock.unlock();
   changed_.notify_all();
-  if (end) end(why);
+  if (end) end_process_(why);
   if (untold) tell();
   if (closed.empty()) return {};
   for (auto& op : closed) op->close();
@@ -70,14 +73,16 @@ Status DeviceGroup::look(std::unique_lock<std::mutex>& lock) {
 
 bool DeviceGroup::must_end(uint64_t now) {
   bool unasked = !broken_ && end_process_ && !asked_ && !engine_.ended();
-  if (!unasked || now < broken_ns_ + kEndGraceNs) return false;
+  if (!unasked || misled_) return unasked;
+  if (now < broken_ns_ + kEndGraceNs) return false;
   return std::any_of(in_flight_.begin(), in_flight_.end(),
                      [](const auto& op) { return op->awaited_.load(); });
 }
 
 void DeviceGroup::release(uint64_t now) {
   if (broken_ || in_flight_.empty()) return;
-  if (end_process_ && now < broken_ns_ + kReleaseGraceNs) return;
+  bool held = end_process_ && (ended_ || now < broken_ns_ + kReleaseGraceNs);
+  if (held && !closing_) return;
   links_->copy_engine->release();
   for (PinnedPipeline* pipeline : links_->pipelines.open()) pipeline->release();
 }

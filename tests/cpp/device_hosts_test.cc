@@ -345,6 +345,7 @@ TEST(DeviceHosts, NothingGoesOnWithAnOperationThatFailsAfterItsWait) {
       }
       ended.arrive_and_wait();
       std::atomic_ref(never).store(1);
+      r.group->leave();
       (void)r.gpu.synchronize(r.user);
     });
   }

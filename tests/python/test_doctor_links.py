@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepspeed_smddp.diagnostics.doctor import links, measurements
+from deepspeed_smddp.diagnostics.doctor import coding_check, links, measurements
 from deepspeed_smddp.diagnostics.doctor.facts import Fact, RankFacts, Verdict
 from deepspeed_smddp.diagnostics.doctor.job_doctor import JobReport
 from deepspeed_smddp.diagnostics.doctor.links import BLOCKED, MEASURED, SKIPPED, Half
-from deepspeed_smddp.distributed import coding_gain
 
 # ---- the order of the pairs
 
@@ -170,7 +169,7 @@ def test_the_page_shows_the_network_that_operations_assume() -> None:
 
 
 def test_what_would_be_coded_follows_the_measured_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coding_gain, "measure", lambda dtype: (10e9, 20e9))
+    monkeypatch.setattr(coding_check, "_measure", lambda dtype: (10e9, 20e9))
 
     def said(network: str, setting: str = "auto") -> str:
         ranks = job("ab")
