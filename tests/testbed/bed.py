@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from types import TracebackType
 from typing import Any
 
@@ -135,8 +136,13 @@ class Testbed:
         self._batch(self.switch_pid, "ip", f"link set {self.hosts[host].ports[nic]} down")
 
     def restore(self, host: int, nic: int) -> None:
-        """Bring a cut link up again."""
+        """Bring a cut link up again. Returns once the host sees its carrier."""
         self._batch(self.switch_pid, "ip", f"link set {self.hosts[host].ports[nic]} up")
+        device, until = self.hosts[host].interfaces[nic], time.monotonic() + 30
+        while "state UP" not in self._inside(self.hosts[host].pid, "ip", "link", "show", device):
+            if time.monotonic() > until:
+                raise TestbedError(f"{device} of {self.hosts[host].name} has no carrier")
+            time.sleep(0.01)
 
     # --- counters of the kernel -------------------------------------------------------------------
 
