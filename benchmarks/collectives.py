@@ -40,6 +40,8 @@ PEERS = (
     "smddp-direct",
     "smddp-log",
     "smddp-joint",
+    "smddp-slots",
+    "smddp-reads",
     "copy",
     "sockets",
     "sockets-doubling",
@@ -80,7 +82,8 @@ def add_competitors(parser: argparse.ArgumentParser) -> None:
         "the core with its buffers in memory that the ranks share; smddp-async: the core with "
         "callers that do not wait in it; smddp-coded: with coding where it pays; smddp-direct, "
         "smddp-log, smddp-joint: the core with this pattern between hosts in place of the "
-        "selector's choice. Default: gloo",
+        "selector's choice; smddp-slots, smddp-reads: the core that copies through slots, or reads "
+        "the memory of the host's other ranks, whatever costs less. Default: gloo",
     )
     add(
         "--from",

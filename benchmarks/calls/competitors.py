@@ -45,24 +45,28 @@ class Core(CallCompetitor):
 
 
 class Forced(Core):
-    """The core with one pattern between hosts, whatever the selector would choose."""
+    """The core with one way of several, whatever it would choose: a setting in SMDDP_DEBUG."""
 
-    def __init__(self, name: str, build: Build, pattern: str) -> None:
+    def __init__(self, name: str, build: Build, setting: str) -> None:
         super().__init__(name, build)
-        self.pattern = pattern
+        self.setting = setting
 
     def missing(self, hosts: HostSet) -> str | None:
-        if self.pattern == "log" and len(hosts) < 3:
+        one_host, alone = len(hosts) < 2, hosts.ranks_per_host < 2
+        if self.setting == "algorithm=log" and len(hosts) < 3:
             return "the logarithmic pattern needs three hosts"
-        if self.pattern == "joint" and (len(hosts) < 2 or hosts.ranks_per_host < 2):
+        if self.setting == "algorithm=joint" and (one_host or alone):
             return "the joint pattern needs two hosts of two ranks"
+        if self.setting.startswith("single_copy") and not one_host:
+            return "between hosts no rank reads another one's memory"
         return super().missing(hosts)
 
     def measures(self, case: Case) -> bool:
-        return super().measures(case) and not (self.pattern == "joint" and case.op != "all_gather")
+        joint = self.setting == "algorithm=joint"
+        return super().measures(case) and not (joint and case.op != "all_gather")
 
     def environment(self) -> dict[str, str]:
-        return {"SMDDP_DEBUG": f"algorithm={self.pattern}"}
+        return {"SMDDP_DEBUG": self.setting}
 
 
 class Copy(CallCompetitor):

@@ -32,7 +32,8 @@ from .competitors import CallCompetitor, Copy, Core, Fake, Forced, Sockets, Torc
 SHARED = f"{OURS}-shared"
 ASYNC = f"{OURS}-async"
 CODED = f"{OURS}-coded"
-FORCED = {f"{OURS}-{pattern}": pattern for pattern in ("direct", "log", "joint")}
+FORCED = {f"{OURS}-{pattern}": f"algorithm={pattern}" for pattern in ("direct", "log", "joint")}
+FORCED |= {f"{OURS}-slots": "single_copy=0", f"{OURS}-reads": "single_copy=1"}
 
 
 def competitors(args: argparse.Namespace, builds: Sequence[Build]) -> list[CallCompetitor]:

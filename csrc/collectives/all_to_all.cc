@@ -76,7 +76,7 @@ class AllToAll final : public Fragment {
 void AllToAll::start() {
   Rank me = members_.rank();
   const Topology& topology = members_.topology();
-  direct_ = read_directly(operation_->input.largest(), shape_);
+  direct_ = read_directly(Collective::kAllToAll, operation_->input.largest(), shape_);
   streaming_ = streams();
   expect_pieces();
   own_.start(streaming_);

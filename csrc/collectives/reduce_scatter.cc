@@ -113,7 +113,8 @@ class ReduceScatter final : public Fragment {
 void ReduceScatter::start() {
   alone_ = local_.count() == 0;
   own_position_ = members_.topology().local_index(members_.rank());
-  direct_ = read_directly(limit_, shape_) && operation_->tensors <= intranode::kSlotExtents;
+  direct_ = read_directly(Collective::kReduceScatter, limit_, shape_) &&
+            operation_->tensors <= intranode::kSlotExtents;
   expect_pieces();
   piece_bytes_ = direct_ ? kDirectPiece : intranode::kSlotBytes;
   const Topology& topology = members_.topology();

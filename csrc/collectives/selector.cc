@@ -11,8 +11,6 @@
 namespace smddp {
 namespace {
 
-// For up to two slots of the outbox, a copy in and a copy out cost less than the system call.
-constexpr size_t kDirectAbove = 64 << 10;
 constexpr size_t kSharedAllReduce = 1 << 20;
 // Partial sums of other hosts wait at the owner until all have arrived, and partial sums for other hosts
 // wait until they are sent. This bounds that memory, per fragment.
@@ -263,8 +261,9 @@ size_t send_window_bytes(const Shape& shape, size_t chunk_bytes, size_t rails) {
   return std::max(kLeastWindow, static_cast<size_t>(bytes) + 2 * rails * chunk_bytes);
 }
 
-bool read_directly(size_t fragment_bytes, const Shape& shape) {
-  return shape.single_copy && shape.nodes == 1 && fragment_bytes > kDirectAbove;
+bool read_directly(Collective collective, size_t fragment_bytes, const Shape& shape) {
+  return shape.nodes == 1 &&
+         fragment_bytes > (sums(collective) ? shape.reads.sums : shape.reads.gathers);
 }
 
 bool read_shared(Collective collective, size_t bytes) {

@@ -34,12 +34,18 @@ struct Tuning {
   Coding coding = Coding::kOff;  // ranks need not agree
 };
 
+// Of fragments of more bytes, the ranks of one host read the bytes straight from their peers' memory
+// (process_vm_readv) instead of through slots.
+struct ReadsFrom {
+  size_t gathers = SIZE_MAX, sums = SIZE_MAX;
+  bool operator==(const ReadsFrom&) const = default;
+};
+
 // The shape of a group.
 struct Shape {
   int ranks = 1;
   int nodes = 1;  // hosts
-  bool single_copy =
-      false;                // every rank of this host may read the memory of the host's other ranks
+  ReadsFrom reads;
   bool equal_nodes = true;  // as many ranks on each host
   NetworkModel network;
 };
@@ -80,7 +86,7 @@ size_t send_window_bytes(const Shape& shape, size_t chunk_bytes, size_t rails);
 
 // Inside a host: true if a fragment is read straight from the peers' memory instead of through slots. It
 // is not if the network sets the pace: slots keep up with the network, in smaller pieces.
-bool read_directly(size_t fragment_bytes, const Shape& shape);
+bool read_directly(Collective collective, size_t fragment_bytes, const Shape& shape);
 // The largest piece that is read straight from a peer's memory.
 inline constexpr size_t kDirectPiece = 1 << 20;
 

@@ -28,7 +28,7 @@ std::string FragmentMaker::path_of(const Operation& op) const {
   if (shape_.ranks == 1) {
     path = "copy";
   } else if (context_.local.count() > 0) {
-    path = read_directly(op.plan().fragment_bytes, shape_) ? "single-copy" : "shm";
+    path = read_directly(op.collective, op.plan().fragment_bytes, shape_) ? "single-copy" : "shm";
   }
   if (shape_.nodes > 1) path += path.empty() ? "fabric" : " + fabric";
   if (op.plan().pattern != Pattern::kDirect)

@@ -9,6 +9,7 @@
 #include "common/clock.h"
 #include "common/exceptions.h"
 #include "group/group_builder.h"
+#include "group/measured_host.h"
 #include "joining/store.h"
 
 namespace smddp {
@@ -128,6 +129,18 @@ void Group::use(const NetworkModel& network) {
   remote_.receive_budget() = ReceiveBudget(receive_budget_bytes(shape_));
 }
 
+void Group::use(const ReadsFrom& reads) {
+  Engine::Lock lock = engine_.lock();
+  shape_.reads = reads;
+}
+
+void Group::ask(bool begin) {
+  Engine::Lock lock = engine_.lock();
+  asked_ = begin;
+  operations_ = completed_ = 0;
+  tallies_ = PeerTallies(ranks());
+}
+
 void Group::set_timeout(uint64_t timeout_ns) {
   Engine::Lock lock = engine_.lock();
   failures_.set_timeout(timeout_ns);
@@ -156,7 +169,7 @@ void Group::submit(const std::shared_ptr<Operation>& operation, const Tuning& tu
                       failures_.on_enqueued();
                       maker_.enqueue(operation);
                     });
-    if (options_.recorded) recorder_.begin(*operation);
+    if (options_.recorded && !asked_) recorder_.begin(*operation);
     guarded([&] { progress(); });
     recorder_.end_call();
     // If only some of its fragments could be made, they never start.
@@ -289,13 +302,14 @@ bool Group::give_up() {
 
 GroupState Group::state(bool with_connections) {
   Engine::Lock lock = engine_.lock();
-  GroupState state{name(),     rank(),           {}, {}, {}, operations_,
-                   completed_, health_.status(), {}, {}, {}, {}};
+  GroupState state{name(),           rank(), {}, {}, {}, operations_, completed_,
+                   health_.status(), {},     {}, {}, {}, {}};
   for (Rank r = 0; r < ranks(); ++r) {
     state.members.push_back(members_.number_of(r));
     state.hosts.push_back(members_.host(r));
   }
   if (shape_.nodes > 1) state.network = text_of(shape_.network);
+  if (shape_.nodes == 1 && shape_.ranks > 1) state.inside_host = text_of(shape_.reads);
   state.coding = coding_.last();
   state.tallies = tallies_.all();
   state.oldest = health_.ok() ? oldest(now_ns()) : broken_at_;
@@ -354,12 +368,13 @@ void Group::take(const wire::Header& header, const std::byte* payload) {
 }
 
 void Group::leave() {
-  if (health_.ok() && (busy() || !process_.cause().empty())) {
+  if (health_.ok() && (busy() || process_.has_broken())) {
     failures_.fail({Code::kAborted, describe(rank()) + " ended" +
                                         (busy() ? " with operations in flight" : "") +
                                         process_.cause()});
   } else if (health_.ok()) {
-    failures_.leave("ended its program, without a further operation of group '" + name() + "'");
+    failures_.leave("ended its program, without a further operation of group '" + name() + "'" +
+                    process_.cause());
   }
   start_leaving();
 }
@@ -370,7 +385,7 @@ void Group::start_leaving() {
 }
 
 void Group::take_leave() {
-  bool whole = health_.ok() && process_.cause().empty();
+  bool whole = health_.ok() && !process_.has_broken();
   uint64_t now = now_ns(), until = leaving_ns_ + (whole ? kLeaveNs : kLeaveBrokenNs);
   if (now - leaving_ns_ >= kAskPortsNs) remote_watch_.find_silent(now, true);
   if (now >= until || !process_.network().works() ||

@@ -66,6 +66,9 @@ class Group : private Progressable {
  private:
   friend class GroupBuilder;
   void use(const NetworkModel& network);  // before the first operation
+  void use(const ReadsFrom& reads);       // while none is under way
+  // What is submitted until the second call, which is ask(false), is no operation of the group.
+  void ask(bool begin);
   Group(Process& process, Options options, GroupParts parts);
 
   bool busy() const override;
@@ -121,6 +124,7 @@ class Group : private Progressable {
   uint64_t leaving_ns_ =
       0;  // since when this rank waits until its messages have arrived; 0: it does not
   OperationRecorder recorder_;
+  bool asked_ = false;  // its operations ask the host
   std::optional<OldestOperation> broken_at_;
   const FragmentContext context_;
   FragmentMaker maker_;

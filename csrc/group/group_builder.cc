@@ -1,12 +1,14 @@
 #include "group/group_builder.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <utility>
 
 #include "common/clock.h"
 #include "common/env.h"
 #include "common/exceptions.h"
+#include "group/measured_host.h"
 #include "group/measured_network.h"
 #include "liveness/contact.h"
 #include "network/measurement.h"
@@ -47,6 +49,9 @@ OwnPlace place_of(Process& process) {
   Engine::Lock lock = process.engine().lock();
   return process.place();
 }
+
+// What this process has found out of its host: word_of(ReadsFrom).
+std::atomic<uint64_t> known_of_host{0};
 
 // As long as a group is made, the engine keeps the endpoint that it is made with.
 class CountedMaking {
@@ -100,7 +105,7 @@ Status GroupBuilder::build_steps(std::unique_ptr<Group>* group) {
   if (Status s = finish().into(*group); !s) return s;
   if (Status joined = await_hosts(); !joined) return joined;
   (*group)->use(network_.model());
-  return {};
+  return asks_host_ ? ask_host(**group) : Status();
 }
 
 Status GroupBuilder::join(std::vector<RankInfo>& infos) {
@@ -113,7 +118,7 @@ Status GroupBuilder::join(std::vector<RankInfo>& infos) {
 
 Result<std::unique_ptr<Group>> GroupBuilder::finish() {
   if (Status joined = await_host(); !joined) return joined;
-  shape_.single_copy = local_.may_read_memory();
+  decide_reads();
   std::unique_ptr<Group> group(
       new Group(process_, options_,
                 GroupParts{joining_.key(), members(), shape_, algorithm_, std::move(local_),
@@ -134,7 +139,9 @@ Status GroupBuilder::describe_itself(RankInfo* mine) {
   mine->wake_fd = process_.presence().wake_fd();
   if (ranks_ == 1) return {};
   // Sized for the case that all ranks share this host; untouched pages cost nothing.
-  if (Status s = intranode::Outbox::create(mine->key, ranks_ - 1).into(outbox_); !s) return s;
+  knows_ = known_of_host;
+  if (Status s = intranode::Outbox::create(mine->key, ranks_ - 1, knows_).into(outbox_); !s)
+    return s;
   mine->outbox_fd = outbox_->fd();
   if (process_.open_fabric() != nullptr || options_.several_hosts || launched_on_several_hosts())
     mine->fabric = open_fabric(process_);
@@ -161,9 +168,7 @@ Status GroupBuilder::join_host() {
   if (readers == 0) return {};
   outbox_->expect(readers);
   local_ = LocalPeers(std::move(outbox_));
-  std::string wanted = env::debug("single_copy");
-  bool allow = options_.single_copy.value_or(wanted == "1" ||
-                                             (wanted != "0" && intranode::single_copy_pays()));
+  bool allow = options_.single_copy.value_or(env::debug("single_copy") != "0");
   auto failed = [&](Rank peer, const Status& why) {
     return Status(why.code(), members().describe(peer) + ": " + why.message());
   };
@@ -215,8 +220,30 @@ Status GroupBuilder::await_host() {
   return {};
 }
 
+// Every rank of the host sees the same words and verdicts.
+void GroupBuilder::decide_reads() {
+  if (topology().nodes() > 1 || ranks_ == 1 || !local_.may_read_memory()) return;
+  bool wanted = options_.single_copy.value_or(env::debug("single_copy") == "1");
+  bool same = true;
+  for (int i = 0; i < local_.count(); ++i) same &= local_.inbox(i).owner_knows() == knows_;
+  shape_.reads = wanted ? usual_reads() : same ? reads_of(knows_) : ReadsFrom();
+  asks_host_ = !wanted && (knows_ == 0 || !same);
+}
+
+// What it carries out for that are no operations of the group.
+Status GroupBuilder::ask_host(Group& group) {
+  group.ask(true);
+  auto found =
+      measure_host(process_.engine(), group, [&](const ReadsFrom& way) { group.use(way); });
+  group.ask(false);
+  if (!found) return found.status();
+  group.use(found.value());
+  known_of_host = word_of(found.value());
+  return {};
+}
+
 Status GroupBuilder::join_remote_peers() {
-  shape_ = {ranks_, topology().nodes(), false, pattern::equal_nodes(topology()), network_.model()};
+  shape_ = {ranks_, topology().nodes(), {}, pattern::equal_nodes(topology()), network_.model()};
   remote_.emplace(joining_.key(), joining_.key_of_messages(), rank_, ranks_,
                   topology().nodes() > 1 ? process_.open_fabric() : nullptr,
                   receive_budget_bytes(shape_), shape_.equal_nodes ? shape_.nodes : 0);
@@ -296,6 +323,7 @@ void GroupBuilder::conclude(Group& group) noexcept {
   try {
     Engine::Lock lock = process_.engine().lock();
     group.last_keys_ = joining_.take_last_keys();
+    process_.forget_cause();  // of a measurement that failed
     if (!network_.source().empty())
       process_.network().remember({text_of(network_.model()), network_.source()});
     lock.unlock();
@@ -306,8 +334,14 @@ void GroupBuilder::conclude(Group& group) noexcept {
   }
 }
 
+// The user may give up its other groups in consequence.
 Status GroupBuilder::fail(const Status& why) noexcept {
   Status cause = joining_.fail(why);
+  try {
+    Engine::Lock lock = process_.engine().lock();
+    process_.blame(cause.message());
+  } catch (...) {  // without memory they are given up without a cause
+  }
   local_.abort(cause.message(), 0);
   if (outbox_) outbox_->abort(cause.message(), 0);
   return cause;

@@ -60,6 +60,8 @@ class GroupBuilder {
   std::vector<Rank> remote_peers() const;
   Status meet(Rank rank);
   Status await_hosts();
+  void decide_reads();
+  Status ask_host(Group& group);
   void conclude(Group& group) noexcept;
   Status fail(const Status& why) noexcept;
 
@@ -77,6 +79,8 @@ class GroupBuilder {
   NetworkAgreement network_;
   Algorithm algorithm_ = Algorithm::kAuto;
   Shape shape_;
+  uint64_t knows_ = 0;  // this rank, of its host: word_of(ReadsFrom)
+  bool asks_host_ = false;
   std::unique_ptr<intranode::Outbox> outbox_;
   LocalPeers local_;
   std::optional<RemotePeers> remote_;

@@ -60,6 +60,7 @@ struct GroupState {
   std::optional<OldestOperation> oldest;  // in a broken group: when it broke
   std::vector<Connection> connections;    // if asked for
   std::string network;                    // the model that operations between hosts follow
+  std::string inside_host;                // which way bytes go in a group inside one host
   CodingAnswer coding;                    // the last one
 };
 

@@ -76,7 +76,7 @@ double streamed_ns_per_byte() {
 
 Outbox::Outbox() : writes_(streamed_ns_per_byte()) {}
 
-Result<std::unique_ptr<Outbox>> Outbox::create(const JobKey& key, int capacity) {
+Result<std::unique_ptr<Outbox>> Outbox::create(const JobKey& key, int capacity, uint64_t knows) {
   auto outbox = std::make_unique<Outbox>();
   outbox->capacity_ = static_cast<uint32_t>(capacity);
   if (Status s =
@@ -91,6 +91,7 @@ Result<std::unique_ptr<Outbox>> Outbox::create(const JobKey& key, int capacity) 
   head->capacity = outbox->capacity_;
   head->probe_address = reinterpret_cast<uint64_t>(&outbox->probe_);
   head->probe_value = outbox->probe_;
+  head->knows = knows;
   return outbox;
 }
 
@@ -172,6 +173,8 @@ Result<std::unique_ptr<Inbox>> Inbox::open(int pid, int fd, const JobKey& key, i
   }
   return inbox;
 }
+
+uint64_t Inbox::owner_knows() const { return head_of(mapping_)->knows; }
 
 const Piece* Inbox::head(Lane lane) const {
   Ring& ring = of(lane);

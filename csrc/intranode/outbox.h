@@ -76,6 +76,7 @@ struct OutboxHead {
   uint64_t aborted_from;         // the first fragment that the owner gave up
   uint64_t probe_address;        // a word in the owner's private memory
   uint64_t probe_value;          // the contents of that word
+  uint64_t knows;                // of the host, as a word that only the layer above reads
   char reason[kReasonBytes];
 };
 
@@ -83,8 +84,9 @@ struct OutboxHead {
 class Outbox {
  public:
   Outbox();
-  // Room for `capacity` readers. By `key` a reader checks that it opened the right outbox.
-  static Result<std::unique_ptr<Outbox>> create(const JobKey& key, int capacity);
+  // Room for `capacity` readers. By `key` a reader checks that it opened the right outbox. `knows`: a word for them.
+  static Result<std::unique_ptr<Outbox>> create(const JobKey& key, int capacity,
+                                                uint64_t knows = 0);
   // Sets the number of readers, once it is known.
   void expect(int readers) { readers_ = static_cast<uint32_t>(readers); }
 
@@ -154,6 +156,7 @@ class Inbox {
   void wait_attached(int readers, uint64_t timeout_ns) const;
   bool any_denied() const;
   int pid() const { return pid_; }
+  uint64_t owner_knows() const;  // the owner's word
 
  private:
   struct Ring {
@@ -174,9 +177,5 @@ class Inbox {
 // `to`, which must have room for them. One system call per 64 runs (kRuns in single_copy.cc).
 Status single_copy_read(int pid, const Extent* from, size_t from_count, size_t offset, size_t bytes,
                         const Extent* to, size_t to_count);
-
-// True if single_copy_read() costs less on this machine than a copy into the segment and a copy out of
-// it. Measured once per process, in about a millisecond.
-bool single_copy_pays();
 
 }  // namespace smddp::intranode

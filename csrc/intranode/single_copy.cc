@@ -5,11 +5,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <vector>
 
-#include "common/clock.h"
 #include "intranode/outbox.h"
-#include "kernels/reduce.h"
 
 namespace smddp::intranode {
 namespace {
@@ -59,30 +56,6 @@ Status single_copy_read(int pid, const Extent* from, size_t from_count, size_t o
     done += static_cast<size_t>(got);
   }
   return {};
-}
-
-bool single_copy_pays() {
-  static const bool pays = [] {
-    constexpr size_t kBytes = 256 << 10, kBuffers = 8;  // together larger than a core's own caches
-    std::vector<std::byte> from(kBytes * kBuffers, std::byte{1}), to(from.size(), std::byte{1});
-    std::vector<std::byte> slot(kSlotBytes, std::byte{1});
-    uint64_t read = UINT64_MAX, copied = UINT64_MAX;
-    for (size_t i = 0; i < kBuffers; ++i) {
-      std::byte *source = from.data() + i * kBytes, *target = to.data() + i * kBytes;
-      uint64_t begin = now_ns();
-      Extent remote{source, kBytes}, local{target, kBytes};
-      if (!single_copy_read(getpid(), &remote, 1, 0, kBytes, &local, 1)) return false;
-      uint64_t middle = now_ns();
-      for (size_t at = 0; at < kBytes; at += kSlotBytes) {
-        kernels::copy(slot.data(), target + at, kSlotBytes, false);
-        kernels::copy(source + at, slot.data(), kSlotBytes, false);
-      }
-      read = std::min(read, middle - begin);
-      copied = std::min(copied, now_ns() - middle);
-    }
-    return read < copied;
-  }();
-  return pays;
 }
 
 }  // namespace smddp::intranode

@@ -14,7 +14,7 @@ struct GroupOptions {
   uint64_t timeout_ns = 600'000'000'000ull;
   std::string host;  // identity of this rank's host; empty: host_identity()
   // Whether to read peers' memory with process_vm_readv; unset: SMDDP_DEBUG=single_copy, or what costs less
-  // on this host.
+  // on this host, which is measured.
   std::optional<bool> single_copy;
   // The job is known to span hosts: the fabric is opened before the first group knows its ranks, which
   // saves the group a second exchange over the store. Not needed if WORLD_SIZE says so.

@@ -33,7 +33,7 @@ transport::Transport* Process::open_fabric() {
   return network_.transport();
 }
 
-void Process::broke(const std::string& why) {
+void Process::blame(const std::string& why) {
   constexpr std::string_view kAfter = ", after a failure: ";
   if (!cause_.empty()) return;
   size_t known = why.find(kAfter);  // another rank hands on its cause

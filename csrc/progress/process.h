@@ -38,11 +38,19 @@ class Process {
   OwnPlace& place() { return place_; }
   // Memory for the groups' fragments.
   StagingPool& staging() { return staging_; }
-  // What the first group broke of since this process last made one, as the end of a sentence: other groups of it may
-  // end in consequence, and other ranks hear only of that. "": none did.
+  // Why the first group broke, or could not be made, since this process last began to make one, as the end of a
+  // sentence: other groups of it may end in consequence, and other ranks hear only of that. "": none did.
   const std::string& cause() const { return cause_; }
-  void broke(const std::string& why);
-  void forget_cause() { cause_.clear(); }
+  bool has_broken() const { return broken_; }  // a group that worked
+  void broke(const std::string& why) {
+    broken_ = true;
+    blame(why);
+  }
+  void blame(const std::string& why);
+  void forget_cause() {
+    cause_.clear();
+    broken_ = false;
+  }
 
  private:
   friend class SimulatedEngine;
@@ -53,6 +61,7 @@ class Process {
 
   const std::unique_ptr<intranode::Presence> presence_;
   std::string cause_;
+  bool broken_ = false;
   StagingPool staging_;  // the network may keep what lies in it
   Network network_;
   intranode::Neighbors neighbors_;

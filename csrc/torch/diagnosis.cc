@@ -169,6 +169,7 @@ py::list group_states(bool with_connections) {
     d["finished"] = group.complete;
     d["network"] = group.network;
     d["network_source"] = sources[i];
+    d["inside_host"] = group.inside_host;
     d["coding"] = described(group.coding);
     d["error"] = group.status.message();
     d["oldest"] = described(group);

@@ -393,6 +393,39 @@ TEST(Failure, ARankThatLeavesTellsTheCauseAndBreaksNoIdleRank) {
   }
 }
 
+// Rank 0 could not make another group. Rank 1, which knows nothing of that one, waits for it in the group of both.
+TEST(Failure, ARankThatGivesUpForAGroupThatItCouldNotMakeSaysSo) {
+  for (bool destroys : {true, false}) {
+    struct : MemoryStore {
+      Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>&,
+                                                    const std::string&) override {
+        return Status(Code::kUnavailable, "the store is gone");
+      }
+    } broken;
+    MemoryStore store;
+    std::barrier both(2);
+    on_threads(2, [&](int rank) {
+      auto process = std::move(Process::create().value());
+      Group::Options options{.name = "g", .timeout_ns = 20'000'000'000, .host = "A"};
+      auto group = value_of(Group::create(*process, store, rank, 2, options));
+      if (rank == 0) {
+        EXPECT_FALSE(Group::create(*process, broken, 0, 2, {.name = "h", .host = "A"}).ok());
+        destroys ? group.reset() : process->engine().shutdown();
+      } else {
+        std::vector<int> in(10), out(20);
+        auto op = gather_of(in, out, 2);
+        group->submit(op, {}, false);
+        Status told = process->engine().await(*op);
+        EXPECT_TRUE(says(told, destroys ? "rank 0 (A) has destroyed group 'g'"
+                                        : "rank 0 (A) has ended its program"));
+        EXPECT_TRUE(says(told, ", after a failure: "));
+        EXPECT_TRUE(says(told, "the store is gone"));
+      }
+      both.arrive_and_wait();
+    });
+  }
+}
+
 // One rank of those that break a group and make the next one, in one process.
 class HealingRank {
  public:

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,8 +21,11 @@ class Processes {
  public:
   using Body = std::function<std::string(RankContext&)>;
 
-  Processes(const std::string& layout, const Body& body)
-      : directory_(
+  Processes(const std::string& layout, const Body& body) : Processes(layout, true, body) {}
+  // `single_copy`: as in GroupOptions.
+  Processes(const std::string& layout, std::optional<bool> single_copy, const Body& body)
+      : single_copy_(single_copy),
+        directory_(
             std::filesystem::temp_directory_path() /
             ("smddp-processes-" + std::to_string(getpid()) + "-" + std::to_string(serial_++))),
         store_(directory_, std::chrono::seconds(30)) {
@@ -61,7 +65,7 @@ class Processes {
                                {.name = "g",
                                 .timeout_ns = 20'000'000'000,
                                 .host = layout.substr(static_cast<size_t>(rank), 1),
-                                .single_copy = true});
+                                .single_copy = single_copy_});
     if (!group) return 1;
     usleep(
         10'000);  // the engine's thread sleeps by now, and drives nothing that it is not asked to
@@ -72,6 +76,7 @@ class Processes {
   }
 
   inline static int serial_ = 0;
+  const std::optional<bool> single_copy_;
   std::filesystem::path directory_;
   FileStore store_;
   std::vector<pid_t> pids_;

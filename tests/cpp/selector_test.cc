@@ -14,7 +14,7 @@ namespace {
 TEST(Selector, AllGatherBucketBoundsTheOutputOfAFragment) {
   for (int ranks : {1, 2, 3, 7, 8, 1000}) {
     for (size_t bucket : {4096ul, 100000ul, 1ul << 20, 500000000ul}) {
-      Plan plan = select({Collective::kAllGather, 1 << 28, 2}, {ranks, 1, true},
+      Plan plan = select({Collective::kAllGather, 1 << 28, 2}, {ranks, 1},
                          {.allgather_bucket_bytes = bucket});
       EXPECT_LE(plan.fragment_bytes * static_cast<size_t>(ranks),
                 std::max<size_t>(bucket, 2 * static_cast<size_t>(ranks)));
@@ -27,7 +27,7 @@ TEST(Selector, AllGatherBucketBoundsTheOutputOfAFragment) {
 TEST(Selector, AFragmentIsAllUnlessTheSmallerBucketCutsIt) {
   auto fragment = [](Collective collective, size_t bytes, size_t element, int ranks, int nodes,
                      const Tuning& tuning) {
-    return select({collective, bytes, element}, {ranks, nodes, true}, tuning).fragment_bytes;
+    return select({collective, bytes, element}, {ranks, nodes}, tuning).fragment_bytes;
   };
   EXPECT_EQ(fragment(Collective::kAllGather, 1 << 30, 4, 8, 1, {}), 1u << 30);
   EXPECT_EQ(fragment(Collective::kReduceScatter, 1 << 30, 4, 8, 1, {}), 1u << 30);
@@ -43,17 +43,22 @@ TEST(Selector, AFragmentIsAllUnlessTheSmallerBucketCutsIt) {
 
 TEST(Selector, PartialSumsOfManyHostsStayBounded) {
   for (int nodes : {2, 3, 16, 1024}) {
-    Plan plan = select({Collective::kReduceScatter, 1ul << 30, 2}, {8 * nodes, nodes, true}, {});
+    Plan plan = select({Collective::kReduceScatter, 1ul << 30, 2}, {8 * nodes, nodes}, {});
     EXPECT_LE(plan.fragment_bytes * static_cast<size_t>(nodes - 1),
               std::max<size_t>(4 << 20, (64ul << 10) * static_cast<size_t>(nodes)));
   }
 }
 
-TEST(Selector, LargeFragmentsAreReadDirectlyIfThatIsAllowed) {
-  EXPECT_FALSE(read_directly(1 << 10, {4, 1, true}));
-  EXPECT_TRUE(read_directly(1 << 20, {4, 1, true}));
-  EXPECT_FALSE(read_directly(1 << 20, {4, 1, false}));
-  EXPECT_FALSE(read_directly(1 << 20, {4, 2, true}));
+TEST(Selector, LargeFragmentsAreReadDirectlyInsideAHostWhereThatPays) {
+  auto gather = Collective::kAllGather, scatter = Collective::kReduceScatter;
+  ReadsFrom both{64 << 10, 64 << 10}, sums{SIZE_MAX, 512 << 10};
+  EXPECT_FALSE(read_directly(gather, 1 << 10, {4, 1, both}));
+  EXPECT_TRUE(read_directly(gather, 1 << 20, {4, 1, both}));
+  EXPECT_FALSE(read_directly(gather, 1 << 20, {4, 1, {}}));
+  EXPECT_FALSE(read_directly(gather, 1 << 20, {4, 2, both}));
+  EXPECT_FALSE(read_directly(gather, 1 << 20, {4, 1, sums}));
+  EXPECT_TRUE(read_directly(scatter, 1 << 20, {4, 1, sums}));
+  EXPECT_FALSE(read_directly(scatter, 512 << 10, {4, 1, sums}));
 }
 
 TEST(Selector, SharedMemoryIsReadInPlaceExceptInSmallAllReduces) {
@@ -63,9 +68,7 @@ TEST(Selector, SharedMemoryIsReadInPlaceExceptInSmallAllReduces) {
   EXPECT_TRUE(read_shared(Collective::kAllReduce, 1 << 20));
 }
 
-Shape cluster(int nodes, int per_node) {
-  return {.ranks = nodes * per_node, .nodes = nodes, .single_copy = true};
-}
+Shape cluster(int nodes, int per_node) { return {.ranks = nodes * per_node, .nodes = nodes}; }
 
 Pattern pattern_of(size_t shard, int nodes, int per_node, const NetworkModel& network = {}) {
   Shape shape = cluster(nodes, per_node);
@@ -254,14 +257,14 @@ TEST(Selector, ChunksGrowWithTheShardAndStayInBounds) {
 TEST(Selector, ASlowNetworkHasNoSmallerChunksThanOneOfTenGigabits) {
   for (size_t shard : {64 << 10, 256 << 10, 4 << 20}) {
     Query query{Collective::kAllGather, shard, 1};
-    Plan usual = select(query, {2, 2, false, true, {}}, {});
-    Plan slow = select(query, {2, 2, false, true, {20'000, 4'000, 0.125}}, {});
+    Plan usual = select(query, {2, 2, {}, true, {}}, {});
+    Plan slow = select(query, {2, 2, {}, true, {20'000, 4'000, 0.125}}, {});
     EXPECT_EQ(slow.chunk_bytes, usual.chunk_bytes) << shard;
   }
 }
 
 TEST(Selector, ASlowNetworkHasStepsOf256KiBAndAReachOf32) {
-  Shape slow{8, 4, false, true, {20'000, 4'000, 0.125}};
+  Shape slow{8, 4, {}, true, {20'000, 4'000, 0.125}};
   EXPECT_EQ(select({Collective::kAllGather, 4 << 20, 1}, slow, {}).fragment_bytes, 256u << 10);
   EXPECT_EQ(reach_bytes(slow), 16u << 10);
 }
@@ -312,13 +315,13 @@ TEST(Selector, TheTableInTheDocumentationIsThatOfSelect) {
 // completion has to be waited for. The ranks of a host share it, and no rank takes more than its receive budget.
 TEST(Selector, ReachIsWhatCrossesTheNetworkUntilItIsKnownToBeThere) {
   NetworkModel network{20'000, 4'000, 1.25};
-  EXPECT_EQ(reach_bytes({4, 4, false, true, network}), 35'000u);
-  EXPECT_EQ(reach_bytes({4, 4, false, true, network}, 32 << 10, 1), 85'000u + (256 << 10));
-  EXPECT_EQ(reach_bytes({4, 4, false, true, network}, 64 << 10, 1), 85'000u + 5 * (64 << 10));
-  EXPECT_EQ(reach_bytes({4, 4, false, true, network}, 64 << 10, 2), 85'000u + 8 * (64 << 10));
-  EXPECT_EQ(reach_bytes({32, 4, false, true, network}), 35'000u / 8);
+  EXPECT_EQ(reach_bytes({4, 4, {}, true, network}), 35'000u);
+  EXPECT_EQ(reach_bytes({4, 4, {}, true, network}, 32 << 10, 1), 85'000u + (256 << 10));
+  EXPECT_EQ(reach_bytes({4, 4, {}, true, network}, 64 << 10, 1), 85'000u + 5 * (64 << 10));
+  EXPECT_EQ(reach_bytes({4, 4, {}, true, network}, 64 << 10, 2), 85'000u + 8 * (64 << 10));
+  EXPECT_EQ(reach_bytes({32, 4, {}, true, network}), 35'000u / 8);
   network.latency_ns = 10e6;
-  Shape far{4, 4, false, true, network};
+  Shape far{4, 4, {}, true, network};
   EXPECT_EQ(reach_bytes(far), receive_budget_bytes(far));
 }
 
@@ -340,9 +343,9 @@ TEST(Selector, PartialSumsOfManyHostsWaitForLongFlows) {
 
 TEST(Selector, TheSendWindowIsWhatCrossesTheNetworkInTwoLatenciesAndTwoChunksPerNic) {
   NetworkModel network{20'000, 4'000, 1.25};
-  EXPECT_EQ(send_window_bytes({4, 4, false, true, network}, 128 << 10, 1), 50'000u + (256 << 10));
-  EXPECT_EQ(send_window_bytes({32, 4, false, true, network}, 64 << 10, 4), 6'250u + (512 << 10));
-  EXPECT_EQ(send_window_bytes({32, 4, false, true, network}, 64 << 10, 1), 256u << 10);
+  EXPECT_EQ(send_window_bytes({4, 4, {}, true, network}, 128 << 10, 1), 50'000u + (256 << 10));
+  EXPECT_EQ(send_window_bytes({32, 4, {}, true, network}, 64 << 10, 4), 6'250u + (512 << 10));
+  EXPECT_EQ(send_window_bytes({32, 4, {}, true, network}, 64 << 10, 1), 256u << 10);
 }
 
 }  // namespace

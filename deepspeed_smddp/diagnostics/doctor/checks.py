@@ -195,7 +195,7 @@ def _single_copy() -> Finding:
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = str(error)
     if not reason:
-        return Finding(name, "allowed; used if they cost less than copies through shared memory")
+        return Finding(name, "allowed; used where a job's first group finds them faster than slots")
     yama = Path("/proc/sys/kernel/yama/ptrace_scope")
     scope = yama.read_text(encoding="ascii").strip() if yama.exists() else "missing"
     return limited(
