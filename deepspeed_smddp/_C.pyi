@@ -89,9 +89,10 @@ class CudaReport(TypedDict):
 class ProcessGroupSMDDP(Backend):
     """A group whose AllGather, ReduceScatter, AllReduce and barrier are smddp's own.
 
-    ``fallback_factory(device_type, rendezvous)`` makes the backend for all other operations. The
-    first operation that needs it calls it, at most once per device type, under the GIL.
-    ``rendezvous`` names the one that made the group and is the same on all its ranks.
+    ``fallback_factory(device_type, rendezvous, address)`` makes the backend for all other
+    operations. The first operation that needs it calls it, at most once per device type, under the
+    GIL. ``rendezvous`` names the one that made the group and is the same on all its ranks.
+    ``address``: at which they reach this host; empty if that is not known.
     ``ranks``: the numbers of the group's ranks in the job, by which errors and states call them;
     empty: the group's own. ``whole_job``: all ranks of the job take part, so that they need not
     tell later groups what their processes are.
@@ -104,7 +105,7 @@ class ProcessGroupSMDDP(Backend):
         size: int,
         timeout: timedelta,
         group_name: str,
-        fallback_factory: Callable[[str, str], Backend],
+        fallback_factory: Callable[[str, str, str], Backend],
         measure_routes: Callable[[ProcessGroupSMDDP, str, str], list[tuple[int, str]] | None],
         ranks: list[int],
         whole_job: bool = False,

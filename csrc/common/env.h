@@ -10,14 +10,14 @@
 namespace smddp::env {
 
 // X(name, default, meaning): the variables SMDDP_<name>
-#define SMDDP_ENV_TABLE(X)                                                                        \
-  X(HOST_ID, "", "identity of this host; ranks with equal identity share memory")                 \
-  X(LIBFABRIC, "", "path of the libfabric shared object to open")                                 \
-  X(DEVICE, "auto", "auto: GPUs by CUDA, host: threads simulate one, off: GPUs use the fallback") \
-  X(FABRIC_PROVIDER, "", "libfabric provider to use, for instance tcp;ofi_rxm")                   \
-  X(FABRIC_INTERFACE, "", "libfabric domains or IP addresses to use, separated by commas")        \
-  X(JOB_SECRET_FILE, "", "file with the job's secret; empty: SMDDP_JOB_SECRET")                   \
-  X(JOB_SECRET, "", "the job's secret; empty: random, handed out through the store")              \
+#define SMDDP_ENV_TABLE(X)                                                                         \
+  X(HOST_ID, "", "identity of this host; ranks with equal identity share memory")                  \
+  X(LIBFABRIC, "", "path of the libfabric shared object to open")                                  \
+  X(DEVICE, "auto", "auto: GPUs by CUDA, host: threads simulate one, off: GPUs use the fallback")  \
+  X(FABRIC_PROVIDER, "", "libfabric provider to use, for instance tcp;ofi_rxm")                    \
+  X(FABRIC_INTERFACE, "", "interfaces, libfabric domains or IP addresses to use; ^a,b: not these") \
+  X(JOB_SECRET_FILE, "", "file with the job's secret; empty: SMDDP_JOB_SECRET")                    \
+  X(JOB_SECRET, "", "the job's secret; empty: random, handed out through the store")               \
   X(LOG_LEVEL, "warning", "error, warning, info or debug")
 
 // X(key, default, meaning): the keys of SMDDP_DEBUG="key=value,key=value"

@@ -5,6 +5,7 @@
 #include "common/clock.h"
 #include "common/exceptions.h"
 #include "common/log.h"
+#include "liveness/contact.h"
 #include "transport/ofi/open.h"
 
 namespace smddp {
@@ -22,6 +23,13 @@ Result<transport::Transport*> Network::open() {
     if (!liveness_ && !open_) liveness_ = liveness::open_if_possible(transport_->facts().ip);
   }
   return transport_.get();
+}
+
+std::string Network::ip() const {
+  if (transport_ && !transport_->facts().ip.empty()) return transport_->facts().ip;
+  if (!liveness_) return {};
+  auto contact = liveness::unpack(liveness_->contact());
+  return contact ? contact.value().address().ip_text() : std::string();
 }
 
 bool Network::close_if_worn(Groups& groups, std::vector<std::shared_ptr<void>>* freed) {

@@ -54,6 +54,8 @@ class Network {
   bool close_if_worn(Groups& groups, std::vector<std::shared_ptr<void>>* freed);
   // Opened with the transport; nullptr if it could not be.
   liveness::Liveness* liveness() const { return liveness_.get(); }
+  // At which other hosts reach this one; "" without either.
+  std::string ip() const;
   void close_liveness() {
     if (liveness_) liveness_->close();
   }

@@ -141,11 +141,12 @@ void Fallback::look_at_works() {
   }
 }
 
-Fallback::Fallback(std::string group, std::string rendezvous, Factory factory)
+Fallback::Fallback(std::string group, std::string rendezvous, Factory factory, Address address)
     : group_(std::move(group)),
       rendezvous_(std::move(rendezvous)),
       recorded_group_(recorder::FlightRecorder::process().text(group_ + " (forwarded)")),
-      factory_(std::move(factory)) {}
+      factory_(std::move(factory)),
+      address_(std::move(address)) {}
 
 void Fallback::settle() {
   std::unique_lock lock(works().mutex);
@@ -224,7 +225,7 @@ c10d::Backend& Fallback::backend(c10::DeviceType device) {
   }
   // Called without the lock: the factory takes the GIL, and a thread that holds the GIL may wait for this
   // lock.
-  auto made = factory_(device == c10::kCUDA ? "cuda" : "cpu", rendezvous_);
+  auto made = factory_(device == c10::kCUDA ? "cuda" : "cpu", rendezvous_, address_());
   std::lock_guard lock(mutex_);
   return *backends_.try_emplace(device, std::move(made)).first->second;
 }

@@ -17,11 +17,13 @@ namespace smddp {
 
 class Fallback {
  public:
-  // `rendezvous` names the one that made the group, for keys in a store that earlier ranks have used.
-  using Factory = std::function<c10::intrusive_ptr<c10d::Backend>(const std::string& device_type,
-                                                                  const std::string& rendezvous)>;
+  // `rendezvous` names the one that made the group, for keys in a store that earlier ranks have used. `address`: at
+  // which the group's ranks reach this host; "": not known.
+  using Factory = std::function<c10::intrusive_ptr<c10d::Backend>(
+      const std::string& device_type, const std::string& rendezvous, const std::string& address)>;
+  using Address = std::function<std::string()>;
 
-  Fallback(std::string group, std::string rendezvous, Factory factory);
+  Fallback(std::string group, std::string rendezvous, Factory factory, Address address);
 
   // Counts `operation` with `bytes`, and returns the backend for tensors on `device`. `reason`: why smddp
   // does not carry it. Throws if the settings forbid fallbacks, unless the reason is kRouted.
@@ -50,6 +52,7 @@ class Fallback {
   recorder::Text recorded_group_;
   std::atomic<uint64_t> collectives_{0};
   Factory factory_;
+  Address address_;
   std::mutex mutex_;
   std::map<c10::DeviceType, c10::intrusive_ptr<c10d::Backend>> backends_;
 };

@@ -42,11 +42,12 @@ std::shared_ptr<py::object> hold(py::object given) {
 }
 
 Fallback::Factory factory_of(py::object given) {
-  return [held = hold(std::move(given))](const std::string& device_type,
-                                         const std::string& rendezvous) {
-    py::gil_scoped_acquire gil;
-    return (*held)(device_type, rendezvous).cast<c10::intrusive_ptr<c10d::Backend>>();
-  };
+  return
+      [held = hold(std::move(given))](const std::string& device_type, const std::string& rendezvous,
+                                      const std::string& address) {
+        py::gil_scoped_acquire gil;
+        return (*held)(device_type, rendezvous, address).cast<c10::intrusive_ptr<c10d::Backend>>();
+      };
 }
 
 RouteSteps steps_of(const std::vector<std::pair<uint64_t, std::string>>& given) {

@@ -78,7 +78,8 @@ ProcessGroupSMDDP::ProcessGroupSMDDP(const intrusive_ptr<c10d::Store>& store, in
       process_(process_for(store_->part(), rank, group_name)),
       engine_(process_->engine()),
       timeout_(timeout),
-      fallback_(group_name, store_->rendezvous(), std::move(factory)),
+      fallback_(group_name, store_->rendezvous(), std::move(factory),
+                [this] { return address_of_host(); }),
       routes_(size > 1 ? settings().routes : RouteTable(),
               [this, measure](auto... asked) { return measure(*this, asked...); }),
       device_(process_, store_->part()) {
@@ -102,6 +103,14 @@ ProcessGroupSMDDP::~ProcessGroupSMDDP() {
 std::shared_ptr<Group> ProcessGroupSMDDP::group_if_any() const {
   std::lock_guard lock(mutex_);
   return group_;
+}
+
+std::string ProcessGroupSMDDP::address_of_host() const {
+  auto group = group_if_any();
+  if (!group) return {};
+  if (group->topology().nodes() == 1) return "127.0.0.1";
+  Engine::Lock lock = engine_.lock();
+  return process_->network().ip();
 }
 
 // On another thread: a store that does not answer delays no operation.

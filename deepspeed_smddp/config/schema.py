@@ -219,7 +219,7 @@ class ProcessSettings(Model):
     )
     fabric_interface: kinds.Text = setting(
         "",
-        "libfabric domains or IP addresses to use, separated by commas",
+        "interfaces, libfabric domains or IP addresses to use; ^a,b: not these",
         "if a host has several networks and the wrong one is taken; for several NICs over TCP",
     )
     shared_allocator: kinds.Flag = setting(

@@ -102,11 +102,12 @@ def reset_names_after_failed_world() -> None:
 
 def fallback_factory(
     options: Any, timeout: timedelta, backend_options: Any = None
-) -> Callable[[str, str], Any]:
+) -> Callable[[str, str, str], Any]:
     """A function that makes the fallback backend for a device type.
 
     Its second argument names this making of the group and is the same on all its ranks: a store
     that outlives them (torchrun's, after a restart) still holds the addresses of earlier ranks.
+    The third is the address of this host on the network that smddp has chosen.
 
     The group calls it at its first operation that smddp does not own. The constructors of Gloo and
     NCCL do not wait for the other ranks, so that this operation may be a send between two of many
@@ -121,24 +122,29 @@ def fallback_factory(
             type(backend_options).__name__,
         )
 
-    def make(device_type: str, rendezvous: str) -> Any:
+    def make(device_type: str, rendezvous: str, address: str) -> Any:
         store = dist.PrefixStore(  # type: ignore[attr-defined]
             f"smddp-fallback/{rendezvous}/{device_type}", options.store
         )
         if device_type == "cuda":
             return _nccl(store, options, timeout, backend_options if is_nccl_options else None)
-        return _gloo(store, options, timeout)
+        return _gloo(store, options, timeout, address)
 
     return make
 
 
-def _gloo(store: Any, options: Any, timeout: timedelta) -> Any:
+def _gloo(store: Any, options: Any, timeout: timedelta, address: str) -> Any:
+    """``GLOO_SOCKET_IFNAME`` first; Gloo itself would take the address of this host's name."""
     gloo = dist.ProcessGroupGloo
     interfaces = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
     gloo_options = gloo._Options()  # type: ignore[attr-defined]
     gloo_options._devices = [
         gloo.create_device(interface=name, lazy_init=True) for name in interfaces
-    ] or [gloo.create_default_device(lazy_init=True)]
+    ]
+    if not interfaces and address:
+        gloo_options._devices = [gloo.create_device(hostname=address, lazy_init=True)]
+    elif not interfaces:
+        gloo_options._devices = [gloo.create_default_device(lazy_init=True)]
     gloo_options._threads = 2 * len(gloo_options._devices)
     gloo_options._timeout = timeout
     return gloo(store, options.group_rank, options.group_size, gloo_options)

@@ -149,7 +149,7 @@ TEST(Ranking, InterfaceByDomainNameAddressOrEfaDevice) {
   EXPECT_EQ(ranked(offers, "", "eth1"), (Texts{"verbs;ofi_rxm on mlx5_0 (198.51.100.1)"}));
   EXPECT_EQ(ranked(offers, "", "mlx5_0"), (Texts{"verbs;ofi_rxm on mlx5_0 (198.51.100.1)"}));
   EXPECT_EQ(ranked(offers, "", "rdmap0s6"), (Texts{"efa on rdmap0s6-rdm"}));
-  EXPECT_EQ(ranked(offers, "", "eth"), Texts{});
+  EXPECT_EQ(ranked(offers, "", "ib"), Texts{});
 }
 
 TEST(Ranking, ProviderByWholeOrCoreName) {
@@ -222,6 +222,23 @@ TEST(RailSets, OneInterfaceOfTcp) {
   std::vector<NicOffer> offers = {on_host("tcp", "eth0", "192.0.2.1"),
                                   on_host("tcp", "eth1", "192.0.2.2")};
   EXPECT_EQ(sets(offers)[0], (Texts{"tcp on eth0 (192.0.2.1)"}));
+}
+
+// As in NCCL_SOCKET_IFNAME.
+TEST(RailSets, InterfacesByTheirBeginningOrAllButSome) {
+  std::vector<NicOffer> offers = {
+      on_host("tcp", "docker0", "172.17.0.1"), on_host("tcp", "eth10", "192.0.2.10"),
+      on_host("tcp", "eth1", "192.0.2.1"), on_host("tcp", "ib0", "198.51.100.1"),
+      on_host("tcp", "lo", "127.0.0.1")};
+  EXPECT_EQ(sets(offers, "eth1"), (std::vector<Texts>{{"tcp on eth1 (192.0.2.1)"}}));
+  EXPECT_EQ(sets(offers, "ib,eth1"),
+            (std::vector<Texts>{{"tcp on ib0 (198.51.100.1)", "tcp on eth1 (192.0.2.1)"}}));
+  EXPECT_EQ(sets(offers, "198.51.")[0], (Texts{"tcp on ib0 (198.51.100.1)"}));
+  EXPECT_EQ(sets(offers, "^eth,docker0,lo"), (std::vector<Texts>{{"tcp on ib0 (198.51.100.1)"}}));
+  EXPECT_EQ(sets(offers, "^eth1")[0], (Texts{"tcp on ib0 (198.51.100.1)"}));
+  EXPECT_EQ(sets({nic("efa", "rdmap0s6-rdm"), nic("efa", "rdmap0s7-rdm")}, "^rdmap0s7")[0],
+            (Texts{"efa on rdmap0s6-rdm"}));
+  EXPECT_TRUE(sets(offers, "^eth,docker,ib,lo").empty());
 }
 
 TEST(RailSets, TheInterfacesOfAListAreOfOneProvider) {

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from testbed import Testbed
 
 import ranks
 from harness import cases
@@ -266,3 +269,28 @@ def test_a_section_of_smddps_own_operations_needs_no_fallback(tmp_path: Path) ->
     subprocess.run([*command, "-o", str(library)], check=True)
     done = ranks.python(SECTION, SMDDP_FALLBACK="error", LD_PRELOAD=str(library))
     assert done.returncode == 0, done.stderr
+
+
+def send_where_the_name_is_no_address(ctx: Context) -> float:
+    os.environ.pop("GLOO_SOCKET_IFNAME", None)  # before Gloo reads it
+    value = torch.full((5,), float(ctx.rank))
+    dist.all_reduce(value)
+    if ctx.rank == 0:
+        dist.send(value, dst=1)
+    else:
+        dist.recv(value, src=0)
+    return float(value[0])
+
+
+@pytest.mark.testbed
+def test_the_fallback_takes_the_network_that_smddp_has_chosen(
+    testbed: Callable[..., Testbed],
+) -> None:
+    """Where a host's name is 127.0.1.1, as Debian has it, Gloo would connect to its own host."""
+    bed = testbed(hosts=2)  # which have a file /etc/hosts of their own
+    names = "127.0.0.1 localhost\n127.0.1.1 host0 host1\n"
+    for host in bed.hosts:
+        write = ["sh", "-c", 'grep -q host1 /etc/hosts && printf "%s" "$0" > /etc/hosts', names]
+        host.run(write, check=True)
+    with fresh("AB", env={"SMDDP_TIMEOUT_SECONDS": "20"}, bed=bed) as world:
+        assert world.run(send_where_the_name_is_no_address) == [1.0, 1.0]

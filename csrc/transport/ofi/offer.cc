@@ -43,9 +43,35 @@ bool is_host_bridge(const std::string& interface) {
   return false;
 }
 
-bool matches_interface(const NicOffer& offer, const std::string& wanted) {
-  return wanted.empty() || offer.domain == wanted || offer.domain == wanted + "-rdm" ||
-         offer.interface == wanted || offer.address == wanted;
+std::vector<std::string> split(const std::string& list) {
+  std::vector<std::string> items;
+  for (size_t from = 0; from <= list.size();) {
+    size_t comma = std::min(list.find(',', from), list.size());
+    items.push_back(list.substr(from, comma - from));
+    from = comma + 1;
+  }
+  return items;
+}
+
+bool is_called(const NicOffer& offer, const std::string& name) {
+  return offer.domain == name || offer.domain == name + "-rdm" || offer.interface == name ||
+         offer.address == name;
+}
+
+bool begins_with(const NicOffer& offer, const std::string& name) {
+  return offer.domain.starts_with(name) || offer.interface.starts_with(name) ||
+         offer.address.starts_with(name);
+}
+
+// As NCCL and Gloo read their lists: "^docker0,lo" leaves out what begins with one of these names. Of the other
+// lists an item names what is called so, or else what begins so.
+std::vector<NicOffer> left_by(const std::vector<NicOffer>& offers, const std::string& excluded) {
+  std::vector<NicOffer> left = offers;
+  for (const std::string& name : split(excluded)) {
+    if (name.empty()) continue;
+    for (NicOffer& offer : left) offer.excluded |= begins_with(offer, name);
+  }
+  return left;
 }
 
 // If no interface is named, the reach of an offer's address is the first criterion.
@@ -57,16 +83,6 @@ int reach(const NicOffer& offer) {
 
 bool of_real_nics(const NicOffer& offer) {
   return position(kAllNics, core_of(offer.provider)) < std::size(kAllNics);
-}
-
-std::vector<std::string> split(const std::string& list) {
-  std::vector<std::string> items;
-  for (size_t from = 0; from <= list.size();) {
-    size_t comma = std::min(list.find(',', from), list.size());
-    items.push_back(list.substr(from, comma - from));
-    from = comma + 1;
-  }
-  return items;
 }
 
 // All NICs that match the provider and the reach of `best`, one offer of each.
@@ -102,6 +118,9 @@ std::vector<size_t> rank_offers(const std::vector<NicOffer>& offers, const std::
                                 const std::string& interface) {
   bool whole_name = std::any_of(offers.begin(), offers.end(),
                                 [&](const NicOffer& o) { return o.provider == provider; });
+  bool any_called =
+      !interface.empty() && std::any_of(offers.begin(), offers.end(),
+                                        [&](const NicOffer& o) { return is_called(o, interface); });
   std::vector<size_t> usable;
   for (size_t i = 0; i < offers.size(); ++i) {
     const NicOffer& offer = offers[i];
@@ -109,7 +128,8 @@ std::vector<size_t> rank_offers(const std::vector<NicOffer>& offers, const std::
                          : provider != (whole_name ? offer.provider : core_of(offer.provider))) {
       continue;
     }
-    if (matches_interface(offer, interface)) usable.push_back(i);
+    bool named = any_called ? is_called(offer, interface) : begins_with(offer, interface);
+    if (named && !offer.excluded) usable.push_back(i);
   }
   auto key = [&](size_t i) {
     const NicOffer& offer = offers[i];
@@ -122,6 +142,8 @@ std::vector<size_t> rank_offers(const std::vector<NicOffer>& offers, const std::
 std::vector<std::vector<size_t>> rail_sets(const std::vector<NicOffer>& offers,
                                            const std::string& provider,
                                            const std::string& interfaces, size_t most) {
+  if (interfaces.starts_with('^'))
+    return rail_sets(left_by(offers, interfaces.substr(1)), provider, "", most);
   std::vector<std::string> names = split(interfaces);
   bool holes = names.size() > 1 && std::count(names.begin(), names.end(), "") > 0;
   if (names.size() > most || holes) return {};

@@ -19,6 +19,7 @@ struct NicOffer {
   bool link_local = false;
   bool small_messages = false;  // can't take the longest message that the endpoint would send
   bool device_memory = false;   // reads and writes GPUs' memory
+  bool excluded = false;        // by the user
 
   // Whether its wait descriptor is readable only when there is something to do. That of "net"
   // (libfabric 1.17's early form of tcp) stays readable forever: a sleep on it would be a spin.
@@ -29,7 +30,7 @@ struct NicOffer {
 
 // Indices of the offers that may be used, best first; a pure function. `provider` (whole name, or
 // core provider: "verbs" finds "verbs;ofi_rxm") and `interface` (domain, interface or source IP
-// address) narrow the choice, empty means any. Without `interface`, loopback and link-local
+// address, or the beginning of one if none is called so) narrow the choice, empty means any. Without `interface`, loopback and link-local
 // addresses come after all others. Providers that stay inside a host are used only by name.
 std::vector<size_t> rank_offers(const std::vector<NicOffer>& offers, const std::string& provider,
                                 const std::string& interface);
@@ -39,7 +40,7 @@ std::vector<size_t> rank_offers(const std::vector<NicOffer>& offers, const std::
 // is named twice gets two rails. If it is empty and the best offer is of a provider of real NICs
 // (efa, verbs), the first set has all NICs that are as good as the best, at most `most` and in the
 // order of their names, so that rail i is the same on all hosts. After it, and for other providers,
-// each offer is a set of its own.
+// each offer is a set of its own. "^docker0,lo": as if it were empty, without what begins with these names.
 std::vector<std::vector<size_t>> rail_sets(const std::vector<NicOffer>& offers,
                                            const std::string& provider,
                                            const std::string& interfaces, size_t most);

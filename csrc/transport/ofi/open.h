@@ -12,8 +12,9 @@ namespace smddp::ofi {
 struct Options {
   std::string library;   // path of libfabric; empty: SMDDP_LIBFABRIC, /opt/amazon/efa, the loader
   std::string provider;  // empty: the best that fi_getinfo offers
-  // Domain name, interface or source IP address, or several with commas between. Empty: all NICs of
-  // the provider if they are real (efa, verbs), otherwise the first that is not loopback.
+  // Domain name, interface or source IP address, or the beginning of one, or several with commas between. Empty: all
+  // NICs of the provider if they are real (efa, verbs), otherwise the first that is not loopback. "^docker0,lo": the
+  // same without these.
   std::string interface;
   std::string transfer = {};   // of chunks: "writes", "messages"; empty: the provider's faster one
   bool device_memory = false;  // NICs are to read and write GPUs' memory (FI_HMEM) if they can

@@ -132,8 +132,8 @@ def _rate(group: Any, place: int) -> float:
             return size / best
 
 
-def _no_fallback(device: str, process: str) -> Any:
-    raise RuntimeError(f"smddp doctor measures smddp alone ({device}, {process})")
+def _no_fallback(device: str, process: str, address: str) -> Any:
+    raise RuntimeError(f"smddp doctor measures smddp alone ({device}, {process}, {address})")
 
 
 @dataclass(frozen=True)

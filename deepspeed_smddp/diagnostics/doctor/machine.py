@@ -198,12 +198,21 @@ def network_facts(sysfs: Path = Path("/sys")) -> Iterator[Fact]:
     """Rates and MTUs of the interfaces, and the RDMA devices with theirs."""
     found = interfaces()
     chosen = os.environ.get("SMDDP_FABRIC_INTERFACE", "")
-    used = [interface for interface in found if interface.name in chosen.split(",")] or found
+    used = [interface for interface in found if _is_chosen(interface.name, found, chosen)] or found
     names = ", ".join(i.name for i in used)
     rates = [rate_text(i.megabits * 1e6 / 8) if i.megabits else "rate not stated" for i in used]
     yield Fact("NICs", ", ".join(sorted(rates)) or "none", detail=names)
     yield Fact("MTU", ", ".join(sorted({str(i.mtu) for i in used})) or "none")
     yield Fact("RDMA devices", ", ".join(rdma_devices(sysfs)) or "none")
+
+
+def _is_chosen(name: str, found: list[Interface], chosen: str) -> bool:
+    """By ``SMDDP_FABRIC_INTERFACE``, as ``csrc/transport/ofi/offer.cc`` reads it."""
+    items = [item for item in chosen.removeprefix("^").split(",") if item]
+    if chosen.startswith("^"):
+        return not name.startswith(tuple(items))
+    names = {interface.name for interface in found}
+    return any(name == item if item in names else name.startswith(item) for item in items)
 
 
 def network_findings(provider: str, sysfs: Path = Path("/sys")) -> Iterator[Finding]:
