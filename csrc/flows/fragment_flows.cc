@@ -134,13 +134,9 @@ void FragmentFlows::time(ReceiveFlow& receive) const {
     receive.first_ns = now_ns();
     receive.first_bytes = receive.coverage.total() - receive.saved;
   } else if (receive.complete()) {
-    uint64_t now = now_ns();
-    uint64_t waited_from = terms_.waited_from_ns.load(std::memory_order_relaxed);
-    PeerTally& tally = terms_.tallies->of(receive.source);
-    tally.flow_bytes += receive.run.bytes() - receive.saved - receive.first_bytes;
-    tally.flow_ns += now - receive.first_ns;
-    if (waited_from != 0)
-      tally.flow_waited_ns += now - std::min(now, std::max(receive.first_ns, waited_from));
+    terms_.tallies->count_flow(
+        receive.source, receive.run.bytes() - receive.saved - receive.first_bytes, receive.first_ns,
+        now_ns(), terms_.waited_from_ns.load(std::memory_order_relaxed));
   }
 }
 

@@ -10,6 +10,7 @@
 
 #include "common/small_vector.h"
 #include "common/types.h"
+#include "flows/observed_rates.h"
 
 namespace smddp {
 
@@ -31,9 +32,20 @@ class PeerTallies {
   explicit PeerTallies(int ranks) : tallies_(static_cast<size_t>(ranks)) {}
   PeerTally& of(Rank rank) { return tallies_[static_cast<size_t>(rank)]; }
   const std::vector<PeerTally>& all() const { return tallies_; }
+  // A large flow has come: the bytes of it that travelled, from when to when. `waited_from`: since when a caller has
+  // waited; 0: none has.
+  void count_flow(Rank rank, uint64_t bytes, uint64_t from, uint64_t now, uint64_t waited_from) {
+    PeerTally& tally = of(rank);
+    tally.flow_bytes += bytes;
+    tally.flow_ns += now - from;
+    if (waited_from != 0) tally.flow_waited_ns += now - std::min(now, std::max(from, waited_from));
+    rates_.count(bytes, now - from);
+  }
+  ObservedRates& rates() { return rates_; }
 
  private:
   std::vector<PeerTally> tallies_;
+  ObservedRates rates_;
 };
 
 // When this rank saw that each of the others had started an operation, after it had started itself. Reads no

@@ -3,13 +3,16 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdio>
 #include <thread>
 #include <utility>
 
 #include "common/clock.h"
 #include "common/exceptions.h"
+#include "common/log.h"
 #include "group/group_builder.h"
 #include "group/measured_host.h"
+#include "group/measured_network.h"
 #include "joining/store.h"
 
 namespace smddp {
@@ -274,9 +277,32 @@ bool Group::close_fragments() {
   return fragments_.take_complete([&](std::shared_ptr<Operation> op) {
     if (--op->fragments_left_ > 0) return;
     ++completed_;
+    if (shape_.nodes > 1) guarded([&] { check_network(); });
     made_by_all_ |= op->collective <= Collective::kBarrier;  // those that wait for every rank
     engine_.complete(std::move(op), Status());
   });
+}
+
+// A model that was measured on a busy machine, or on a link that has changed since, is not believed for ever. This group
+// keeps it, as all its ranks must have the same.
+void Group::check_network() {
+  using Verdict = ObservedRates::Verdict;
+  Network& network = process_.network();
+  double model = shape_.network.bytes_per_ns, fastest = tallies_.rates().fastest();
+  if (fastest == 0 || network.known().doubted) return;
+  Verdict verdict = tallies_.rates().judge(model, static_cast<double>(shape_.ranks) / shape_.nodes);
+  if (verdict == Verdict::kNone || network.known().model != text_of(shape_.network)) return;
+  network.remember({network.known().model, network.known().source, true});
+  std::vector<std::string> hosts;
+  for (Rank r = 0; r < ranks(); ++r) hosts.push_back(members_.host(r));
+  cache_of(hosts, network.transport()->facts()).forget();
+  if (topology().local_index(rank()) != 0) return;
+  char text[160];
+  std::snprintf(text, sizeof text,
+                "large transfers of group '%s' came at up to %.3g GB/s; its network was taken for "
+                "%.3g GB/s per host (%s)",
+                name().c_str(), fastest, model, network.known().source.c_str());
+  log(LogLevel::kWarning, std::string(text) + ". The next group, or job, measures it again");
 }
 
 // Ends everything in flight, without memory, once the group is broken and no peer writes for it.

@@ -100,6 +100,7 @@ class Group : private Progressable {
   bool close_fragments();
   bool give_up();
   std::optional<OldestOperation> oldest(uint64_t now) const;
+  void check_network();
   void start_leaving();
   void take_leave();
   template <class F>

@@ -130,7 +130,8 @@ Result<std::unique_ptr<Group>> GroupBuilder::finish() {
 Status GroupBuilder::describe_itself(RankInfo* mine) {
   if (Status s = parse_algorithm(env::debug("algorithm")).into(algorithm_); !s) return s;
   Engine::Lock lock = process_.engine().lock();
-  Status known = network_.read_settings(process_.network().known().model);
+  const Network::Known& last = process_.network().known();
+  Status known = network_.read_settings(last.doubted ? "" : last.model);
   lock.unlock();
   if (known) known = joining_.describe(process_.presence().token(), mine);
   if (!known) return known;

@@ -138,4 +138,9 @@ void NetworkCache::store(const std::string& model) const {
     log(LogLevel::kInfo, path_ + " could not be written; the next job measures the network again");
 }
 
+void NetworkCache::forget() const {
+  std::error_code ignored;
+  if (!path_.empty()) fs::remove(path_, ignored);
+}
+
 }  // namespace smddp

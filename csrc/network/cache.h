@@ -37,6 +37,8 @@ class NetworkCache {
   // What was measured now. Deletes networks that are too old. If the directory can't be written, the next job
   // measures again.
   void store(const std::string& model) const;
+  // What is kept is not true any more: the next job measures.
+  void forget() const;
   const std::string& path() const { return path_; }  // "": no directory
 
  private:

@@ -34,6 +34,7 @@ class Network {
   // What the latest group between hosts has found the network to be, and how, for later groups; "": nothing yet.
   struct Known {
     std::string model, source;
+    bool doubted = false;  // its transfers have other rates: a later group measures again
   };
   void remember(Known known) { known_ = std::move(known); }
   const Known& known() const { return known_; }

@@ -145,7 +145,8 @@ std::string source_of_network(const std::string& model) {
   const Network::Known& known = process->network().known();
   if (known.model.empty()) return "given";
   // A later group may have measured again.
-  return known.model == model ? known.source : "measured now";
+  if (known.model != model) return "measured now";
+  return known.source + (known.doubted ? ", but large transfers have other rates" : "");
 }
 
 py::list group_states(bool with_connections) {

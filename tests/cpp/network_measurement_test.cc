@@ -15,6 +15,7 @@
 
 #include "common/clock.h"
 #include "common/env.h"
+#include "flows/observed_rates.h"
 #include "network/agreement.h"
 #include "world.h"
 
@@ -51,6 +52,38 @@ TEST(MeasuringPair, AFewPairsHoweverManyHostsThereAre) {
 }
 
 TEST(MeasuringPair, NobodyInsideAHost) { EXPECT_FALSE(measuring_pair(hosts(1, 4), 0)); }
+
+TEST(ObservedRates, ContradictAModel) {
+  using Verdict = ObservedRates::Verdict;
+  constexpr uint64_t kMiB = 1 << 20;
+  auto after = [](int flows, double rate, double model, double ranks) {
+    ObservedRates rates;
+    for (int i = 0; i < flows; ++i) rates.count(4 * kMiB, static_cast<uint64_t>(4 * kMiB / rate));
+    return rates.judge(model, ranks);
+  };
+  EXPECT_EQ(after(1, 0.12, 0.05, 1), Verdict::kTooLow);
+  EXPECT_EQ(after(16, 0.12, 0.08, 1), Verdict::kNone);
+  EXPECT_EQ(after(15, 0.012, 0.12, 1), Verdict::kNone);  // too few to tell
+  EXPECT_EQ(after(16, 0.012, 0.12, 1), Verdict::kTooHigh);
+  EXPECT_EQ(after(16, 0.012, 0.12, 8), Verdict::kNone);  // eight ranks share the host's network
+  EXPECT_EQ(after(0, 1, 0.1, 1), Verdict::kNone);
+  ObservedRates small, fast;
+  for (int i = 0; i < 100; ++i) small.count(kMiB - 1, 2'000'000'000);
+  for (int i = 0; i < 100; ++i) fast.count(2 * kMiB, 1'000'000);  // a burst
+  EXPECT_EQ(small.judge(1, 1), Verdict::kNone);
+  EXPECT_EQ(fast.judge(0.1, 1), Verdict::kNone);
+}
+
+// One fast flow among slow ones shows what the network can do; older flows are forgotten.
+TEST(ObservedRates, TheFastestOfTheLastFlowsCounts) {
+  ObservedRates rates;
+  for (int round = 0; round < 2; ++round) {
+    for (int i = 0; i < 16; ++i)
+      rates.count(4 << 20, i == 7 && round == 0 ? 40'000'000 : 400'000'000);
+    EXPECT_EQ(rates.judge(0.12, 1),
+              round == 0 ? ObservedRates::Verdict::kNone : ObservedRates::Verdict::kTooHigh);
+  }
+}
 
 TEST(NetworkMeasurement, TheModelFollowsFromTheTimes) {
   NetworkModel model = model_of({30e3, 24e3, 4, 1e6, 1e6 + 30e3});

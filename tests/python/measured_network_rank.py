@@ -17,10 +17,16 @@ import torch.distributed as dist
 from deepspeed_smddp.distributed import backend
 
 
-def tell(curve: str) -> None:
+def tell(curve: str, gathers: int = 0) -> None:
+    """``gathers`` AllGathers of 2 MiB of each rank come before the second group is made."""
     if curve:
         os.environ["SMDDP_DEBUG"] = f"curve={curve}"
     dist.init_process_group("smddp")
+    mine = torch.randint(1 << 62, (1 << 18,))
+    for _ in range(gathers):
+        dist.all_gather_into_tensor(
+            torch.empty(dist.get_world_size() << 18, dtype=mine.dtype), mine
+        )
     dist.new_group()
     dist.all_reduce(torch.ones(1000))
     states = backend.states()

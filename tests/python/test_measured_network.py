@@ -21,10 +21,11 @@ PROGRAM = Path(__file__).parent / "measured_network_rank.py"
 def started(bed: Testbed, per_host: int, cwd: Path) -> Iterator[MADE]:
     """One process per rank, from which each job's rank is forked. All jobs have one cache, ``cwd``.
 
-    ``made(curve)`` starts a job with that curve in SMDDP_DEBUG, and returns what each rank tells.
+    ``made(curve, gathers)`` starts a job with that curve in SMDDP_DEBUG, which makes so many large
+    AllGathers before its second group, and returns what each rank tells.
     """
     ranks = LineRanks(bed, PROGRAM, per_host, cwd, SMDDP_DEBUG=None, XDG_CACHE_HOME=str(cwd))
-    yield lambda curve="": ranks.all(curve)
+    yield lambda curve="", gathers=0: ranks.all(curve, gathers)
     ranks.end()
 
 
@@ -66,3 +67,27 @@ def test_the_next_job_takes_over_what_was_measured_on_the_same_nics(
     with started(testbed(hosts=2, rate="100mbit"), 2, tmp_path) as made:
         others = made()
     assert {source for rank in others for source in rank["sources"]} == {"measured now"}
+
+
+@pytest.mark.alone
+@pytest.mark.testbed
+@pytest.mark.parametrize("rates", [("100mbit", "1gbit"), ("1gbit", "100mbit")])
+def test_a_model_that_transfers_contradict_is_measured_again(
+    testbed: MAKE, tmp_path: Path, rates: tuple[str, str]
+) -> None:
+    """As after a measurement on a busy machine, or where a link has changed since."""
+    bed = testbed(hosts=2, rate=rates[0])
+    with started(bed, 2, tmp_path) as made:
+        first = made()
+        for host in range(2):
+            bed.set_rate(host, 0, rates[1])
+        second = made("", 20)
+        third = made("", 20)
+    expected = [0.0125 if rate == "100mbit" else 0.125 for rate in rates]
+    for rank in second:
+        was, now = (float(network.split(",")[2]) for network in rank["networks"])
+        assert was == pytest.approx(expected[0], rel=0.25), (first, second)
+        assert now == pytest.approx(expected[1], rel=0.25), second
+    assert len({rank["networks"][1] for rank in second}) == 1, second
+    # What is right now is kept.
+    assert {n for rank in third for n in rank["networks"]} == {second[0]["networks"][1]}, third
