@@ -8,17 +8,19 @@
 #include <cerrno>
 #include <memory>
 
+#include "common/env.h"
+#include "common/interfaces.h"
 #include "common/tcp_sockets.h"
 
 namespace smddp::liveness {
 namespace {
 
-// Of the first interface that is up and no loopback, bridges of containers last.
+// Of the first interface that is up, no loopback and not left out by the user, bridges of containers last.
 std::string own_ip() {
   ifaddrs* first = nullptr;
   if (::getifaddrs(&first) != 0) return "127.0.0.1";
   std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(first, &::freeifaddrs);
-  std::string of_bridge;
+  std::string of_bridge, chosen = env::get("FABRIC_INTERFACE");
   for (const ifaddrs* at = first; at != nullptr; at = at->ifa_next) {
     bool up = (at->ifa_flags & IFF_UP) != 0 && (at->ifa_flags & IFF_LOOPBACK) == 0;
     if (!up || at->ifa_addr == nullptr || at->ifa_addr->sa_family != AF_INET) continue;
@@ -26,8 +28,8 @@ std::string own_ip() {
     ::inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(at->ifa_addr)->sin_addr, text,
                 sizeof text);
     std::string name = at->ifa_name;
-    bool bridge = name.starts_with("docker") || name.starts_with("br-") || name.starts_with("veth");
-    if (!bridge) return text;
+    if (leaves_out(chosen, name) || leaves_out(chosen, text)) continue;
+    if (!is_host_bridge(name)) return text;
     of_bridge = text;
   }
   return of_bridge.empty() ? "127.0.0.1" : of_bridge;

@@ -4,6 +4,8 @@
 #include <iterator>
 #include <tuple>
 
+#include "common/interfaces.h"
+
 namespace smddp::ofi {
 namespace {
 
@@ -35,24 +37,6 @@ bool only_by_name(const std::string& provider) {
   return position(kOnlyByName, core_of(provider)) < std::size(kOnlyByName);
 }
 
-// Bridges that container and machine emulators make have addresses that no other host can reach.
-bool is_host_bridge(const std::string& interface) {
-  for (const char* prefix : {"docker", "virbr", "br-", "veth", "lxc", "podman", "cni"}) {
-    if (interface.starts_with(prefix)) return true;
-  }
-  return false;
-}
-
-std::vector<std::string> split(const std::string& list) {
-  std::vector<std::string> items;
-  for (size_t from = 0; from <= list.size();) {
-    size_t comma = std::min(list.find(',', from), list.size());
-    items.push_back(list.substr(from, comma - from));
-    from = comma + 1;
-  }
-  return items;
-}
-
 bool is_called(const NicOffer& offer, const std::string& name) {
   return offer.domain == name || offer.domain == name + "-rdm" || offer.interface == name ||
          offer.address == name;
@@ -63,13 +47,11 @@ bool begins_with(const NicOffer& offer, const std::string& name) {
          offer.address.starts_with(name);
 }
 
-// As NCCL and Gloo read their lists: "^docker0,lo" leaves out what begins with one of these names. Of the other
-// lists an item names what is called so, or else what begins so.
-std::vector<NicOffer> left_by(const std::vector<NicOffer>& offers, const std::string& excluded) {
+std::vector<NicOffer> left_by(const std::vector<NicOffer>& offers, const std::string& excluding) {
   std::vector<NicOffer> left = offers;
-  for (const std::string& name : split(excluded)) {
-    if (name.empty()) continue;
-    for (NicOffer& offer : left) offer.excluded |= begins_with(offer, name);
+  for (NicOffer& offer : left) {
+    for (const std::string& name : {offer.domain, offer.interface, offer.address})
+      offer.excluded |= leaves_out(excluding, name);
   }
   return left;
 }
@@ -143,8 +125,8 @@ std::vector<std::vector<size_t>> rail_sets(const std::vector<NicOffer>& offers,
                                            const std::string& provider,
                                            const std::string& interfaces, size_t most) {
   if (interfaces.starts_with('^'))
-    return rail_sets(left_by(offers, interfaces.substr(1)), provider, "", most);
-  std::vector<std::string> names = split(interfaces);
+    return rail_sets(left_by(offers, interfaces), provider, "", most);
+  std::vector<std::string> names = split_list(interfaces);
   bool holes = names.size() > 1 && std::count(names.begin(), names.end(), "") > 0;
   if (names.size() > most || holes) return {};
   std::vector<size_t> ranked = rank_offers(offers, provider, names[0]);
