@@ -59,6 +59,9 @@ bool awaited_by_hosts(const std::vector<RankInfo>& infos, Rank rank) {
          std::any_of(infos.begin(), infos.end(), elsewhere);
 }
 
+// What rank 0 makes of the topic's values for the others of a large group.
+std::string all_of(const std::string& topic) { return "all_" + topic; }
+
 }  // namespace
 
 Status InfoExchange::set(const std::string& key, const Blob& value) {
@@ -296,7 +299,7 @@ Result<std::string> InfoExchange::await_found(const std::string& topic,
                                               const std::vector<Rank>& first_of_hosts,
                                               const std::vector<RankInfo>& infos,
                                               const Agree& agree) {
-  const std::string all = "all_" + topic;
+  const std::string all = all_of(topic);
   if (!few() && rank_ != 0) {
     auto told = await({all, 0, infos.data(), topic, first_of_hosts});
     return told ? found_in(told.value()) : Result<std::string>(told.status());
@@ -316,6 +319,16 @@ Result<std::string> InfoExchange::await_found(const std::string& topic,
   last_keys_.push_back(all);
   if (Status out = store_.set(all, value_of(agreed)); !out) return out;
   return agreed;
+}
+
+std::vector<std::string> InfoExchange::last_keys_of(const std::vector<Rank>& first_of_hosts) {
+  std::vector<std::string> keys;
+  for (const char* topic : {kJoined, kMeasured}) {
+    for (Rank first : first_of_hosts) keys.push_back(key_of(topic, first));
+    keys.push_back(all_of(topic));
+  }
+  for (Rank first : first_of_hosts) keys.push_back(heartbeat_key(first));
+  return keys;
 }
 
 void InfoExchange::forget() {

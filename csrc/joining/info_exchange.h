@@ -67,7 +67,10 @@ class InfoExchange {
   bool hands_on() const { return !handed_.empty(); }
   // Removes what this rank has published. Called once all hosts have joined: no rank reads it any more.
   void forget();
-  // What it leaves in the store: ranks may read it as long as they make the group.
+  // What the first ranks of all hosts leave in the store, and ranks may read as long as they make the group; some of it may
+  // not be there.
+  static std::vector<std::string> last_keys_of(const std::vector<Rank>& first_of_hosts);
+  // What this rank leaves.
   std::vector<std::string> take_last_keys() { return std::move(last_keys_); }
 
  private:

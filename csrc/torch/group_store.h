@@ -52,6 +52,13 @@ class StoreAdapter final : public Store {
     (void)guarded([&] { (void)store_->deleteKey(key); });
   }
 
+  // What `key` counts, with this call.
+  int64_t count(const std::string& key) {
+    int64_t counted = 0;
+    (void)guarded([&] { counted = store_->add(key, 1); });
+    return counted;
+  }
+
   int number_of(int rank) const override {
     return numbers_.empty() ? rank : numbers_[static_cast<size_t>(rank)];
   }
@@ -118,6 +125,13 @@ class GroupStore {
   Store& part() { return part_; }
   // Once the group is made.
   void forget_rendezvous() { rendezvous_.forget(); }
+  // Once on each rank, which reads the store no more. True on the last one.
+  bool leave(int ranks) {
+    const std::string left = "smddp/" + name_ + "/left";
+    if (adapter_.count(left) < ranks) return false;
+    adapter_.remove(left);
+    return true;
+  }
   // The name of the rendezvous that made the group, the same on all its ranks.
   const std::string& rendezvous() const { return name_; }
 

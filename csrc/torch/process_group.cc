@@ -2,6 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "joining/info_exchange.h"
 #include "joining/joining.h"
 #include "torch/allocator.h"
 #include "torch/error_state.h"
@@ -123,8 +124,23 @@ void ProcessGroupSMDDP::tidy_store(Group& group) {
   });
 }
 
+// No operation has shown that all ranks have made the group: the last one that gives it up tidies for all.
+void ProcessGroupSMDDP::leave_store(Group& group) {
+  const Topology& topology = group.topology();
+  if (topology.nodes() == 1 || !group.status() || store_is_tidy_.exchange(true)) return;
+  std::vector<Rank> firsts;
+  for (int node = 0; node < topology.nodes(); ++node) firsts.push_back(topology.node(node)[0]);
+  FutureThreads::process().run([store = store_, ranks = group.ranks(), firsts] {
+    if (!store->leave(ranks)) return;
+    for (const std::string& key : InfoExchange::last_keys_of(firsts)) store->part().remove(key);
+  });
+}
+
 void ProcessGroupSMDDP::release_groups() {
-  if (auto group = group_if_any(); group && !store_is_tidy_) tidy_store(*group);
+  if (auto group = group_if_any(); group && !store_is_tidy_) {
+    tidy_store(*group);
+    leave_store(*group);
+  }
   device_.release();
   std::shared_ptr<Group> released;
   std::function<void()> end;

@@ -127,6 +127,7 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   void release_groups();
   // Removes from the store what the making of the group has left there, once all ranks have made it.
   void tidy_store(Group& group);
+  void leave_store(Group& group);
 
   c10d::Backend& fallback(const char* operation, TensorRefs tensors, const char* reason);
   // The fallback's `call` carries the operation out, for the reason given; counted under its name.

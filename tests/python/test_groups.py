@@ -179,6 +179,24 @@ def test_a_job_leaves_no_key_in_the_store() -> None:
             assert world._store.num_keys() == 0, layout
 
 
+def groups_that_no_operation_uses(ctx: Context) -> None:
+    store = dist.PrefixStore("job", connect(60))
+    dist.init_process_group("smddp", store=store, rank=ctx.rank, world_size=ctx.size)
+    dist.new_group()
+    dist.new_group([0, ctx.size - 1])
+    dist.destroy_process_group()
+
+
+def test_a_group_that_was_never_used_leaves_no_key_either() -> None:
+    for layout in ("AB", "AABB", "ABC"):
+        with fresh(layout, backend=None) as world:
+            world.run(groups_that_no_operation_uses)
+            until = time.monotonic() + 10  # another thread removes them
+            while world._store.num_keys() > 0 and time.monotonic() < until:
+                time.sleep(0.05)
+            assert world._store.list_keys() == [], layout
+
+
 @on("AAB")
 def gloo_groups_together_with_smddp_groups(ctx: Context) -> None:
     gloo = dist.new_group(backend="gloo")
