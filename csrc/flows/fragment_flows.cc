@@ -136,7 +136,8 @@ void FragmentFlows::time(ReceiveFlow& receive) const {
   } else if (receive.complete()) {
     terms_.tallies->count_flow(
         receive.source, receive.run.bytes() - receive.saved - receive.first_bytes, receive.first_ns,
-        now_ns(), terms_.waited_from_ns.load(std::memory_order_relaxed));
+        now_ns(), terms_.waited_from_ns.load(std::memory_order_relaxed),
+        !pairwise(terms_.signature.collective));
   }
 }
 

@@ -33,13 +33,14 @@ class PeerTallies {
   PeerTally& of(Rank rank) { return tallies_[static_cast<size_t>(rank)]; }
   const std::vector<PeerTally>& all() const { return tallies_; }
   // A large flow has come: the bytes of it that travelled, from when to when. `waited_from`: since when a caller has
-  // waited; 0: none has.
-  void count_flow(Rank rank, uint64_t bytes, uint64_t from, uint64_t now, uint64_t waited_from) {
+  // waited; 0: none has. `alone`: no other one comes at once, but of other operations.
+  void count_flow(Rank rank, uint64_t bytes, uint64_t from, uint64_t now, uint64_t waited_from,
+                  bool alone) {
     PeerTally& tally = of(rank);
     tally.flow_bytes += bytes;
     tally.flow_ns += now - from;
     if (waited_from != 0) tally.flow_waited_ns += now - std::min(now, std::max(from, waited_from));
-    rates_.count(bytes, now - from);
+    if (alone) rates_.count(bytes, now - from);
   }
   ObservedRates& rates() { return rates_; }
 

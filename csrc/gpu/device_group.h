@@ -121,8 +121,8 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
   uint64_t broken_ns_ = 0;  // since when
   bool asked_ = false;      // for that by the program itself
   EndProcess end_process_;
-  bool ended_ = false;   // it was called
-  bool misled_ = false;  // an operation of such a stream was done, perhaps without a peer's data
+  bool ended_ = false;    // it was called
+  bool misled_ = false;   // an operation of such a stream was done, perhaps without a peer's data
   bool told_ = true;      // the CPU's group and the pipelines know that
   bool closing_ = false;  // the thread that submits ends
   std::atomic<bool> stop_{false};

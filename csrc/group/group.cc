@@ -291,8 +291,8 @@ void Group::check_network() {
   double model = shape_.network.bytes_per_ns, fastest = tallies_.rates().fastest();
   if (fastest == 0 || network.known().doubted) return;
   Verdict verdict = tallies_.rates().judge(model, static_cast<double>(shape_.ranks) / shape_.nodes);
-  if (verdict == Verdict::kNone || network.known().model != text_of(shape_.network)) return;
-  network.remember({network.known().model, network.known().source, true});
+  bool other = verdict != Verdict::kNone && network.known().model == text_of(shape_.network);
+  if (!other || !network.doubt()) return;
   std::vector<std::string> hosts;
   for (Rank r = 0; r < ranks(); ++r) hosts.push_back(members_.host(r));
   cache_of(hosts, network.transport()->facts()).forget();

@@ -38,6 +38,13 @@ class Network {
   };
   void remember(Known known) { known_ = std::move(known); }
   const Known& known() const { return known_; }
+  // Large transfers contradict what is known. True if it has to be measured again; not more than twice, as then it is not
+  // the model that is wrong.
+  bool doubt() {
+    if (doubts_ == 2 || known_.doubted) return false;
+    ++doubts_;
+    return known_.doubted = true;
+  }
 
   // A group over the transport broke, or ended: its connections are broken, or may break unnoticed while no
   // group uses them. Later groups get a new transport as soon as no group needs this one.
@@ -93,6 +100,7 @@ class Network {
   uint64_t foreign_before_ = 0;
   std::set<const std::byte*> lent_;
   Known known_;
+  int doubts_ = 0;
 };
 
 // What the environment makes of the process's transport: opens one, and closes it again.

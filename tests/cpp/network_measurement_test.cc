@@ -66,6 +66,7 @@ TEST(ObservedRates, ContradictAModel) {
   EXPECT_EQ(after(15, 0.012, 0.12, 1), Verdict::kNone);  // too few to tell
   EXPECT_EQ(after(16, 0.012, 0.12, 1), Verdict::kTooHigh);
   EXPECT_EQ(after(16, 0.012, 0.12, 8), Verdict::kNone);  // eight ranks share the host's network
+  EXPECT_EQ(after(16, 0.04, 0.12, 1), Verdict::kNone);   // three operations share the rank's
   EXPECT_EQ(after(0, 1, 0.1, 1), Verdict::kNone);
   ObservedRates small, fast;
   for (int i = 0; i < 100; ++i) small.count(kMiB - 1, 2'000'000'000);
