@@ -27,6 +27,11 @@ uint64_t expires_ns(const Fragment& fragment) {
 }  // namespace
 
 void FailureDetector::fail(Status why) noexcept {
+  try {
+    const char* told = why.code() == Code::kPeerLost && health_.ok() ? told_cause() : nullptr;
+    if (told != nullptr) why = {Code::kAborted, told};
+  } catch (const std::bad_alloc&) {  // then with what was found here
+  }
   health_.fail(std::move(why));
   tell_peers();
 }
@@ -40,6 +45,18 @@ void FailureDetector::tell_peers() noexcept {
     remote_watch_.leave(from, health_.status().message());
   } catch (const std::bad_alloc&) {  // the peers are told by messages
   }
+}
+
+// Of the group's end, by a peer that gave up from a fragment on that is not due yet here. That a rank is lost then is a
+// consequence, or comes later.
+const char* FailureDetector::told_cause() const {
+  if (heard_abort_from_ != UINT64_MAX) return heard_abort_reason_.c_str();
+  for (int i = 0; i < local_.count(); ++i) {
+    const intranode::Inbox& inbox = local_.inbox(i);
+    const char* reason = inbox.aborted();
+    if (reason != nullptr && !inbox.destroyed()) return reason;
+  }
+  return nullptr;
 }
 
 // A peer that gave up from a later fragment on has pushed all that the oldest one here needs of it: the

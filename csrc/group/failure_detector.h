@@ -64,6 +64,7 @@ class FailureDetector {
   uint64_t deadline_ns() const;  // of the oldest fragment; UINT64_MAX: none
 
  private:
+  const char* told_cause() const;
   void set_deadlines(uint64_t now);
   void check_neighbors(uint64_t now);
   // For how long the ranks of this host that are waited for have been stopped, as by SIGSTOP. A rank that

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "common/clock.h"
+#include "rank_processes.h"
 #include "world.h"
 
 namespace smddp {
@@ -390,6 +391,37 @@ TEST(Failure, ARankThatLeavesTellsTheCauseAndBreaksNoIdleRank) {
         EXPECT_TRUE(group->status().ok()) << group->status().message();
       }
     });
+  }
+}
+
+// Rank 0 has done its part of the oldest operation when it gives the group up. Rank 2 still waits for rank 1, which ends
+// without a word: the first thing that went wrong is what rank 0 has said.
+TEST(Failure, WhatAPeerSaidBeforeAnotherOneIsLostIsTheCause) {
+  for (const char* layout : {"ABC", "ABA"}) {
+    Processes ranks(layout, [](RankContext& c) -> std::string {
+      std::vector<char> mine(100, 'a'), all(300);
+      Sizes in = size_of_one(2, 3, 100), out = c.rank == 2 ? equal_sizes(3, 100) : Sizes(3, 0);
+      auto op = operation_of(Collective::kGather, 0, mine, in, all, out);
+      op->root = 2;
+      if (c.rank == 1) {
+        await(c.store, "given up");
+        usleep(300'000);  // rank 2 has heard of it
+        _exit(0);
+      }
+      c.group.submit(op, {}, false);
+      if (c.rank == 0) {
+        if (!c.engine.wait(*op, std::chrono::seconds(10))) return "rank 0 is not done";
+        c.group.abort("rank 0 gives up", true);
+        say(c.store, "given up");
+        await(c.store, "told");
+        return "";
+      }
+      if (!c.engine.wait(*op, std::chrono::seconds(15))) return "rank 2 is told nothing";
+      say(c.store, "told");
+      bool told = op->status().message().find("rank 0 gives up") != std::string::npos;
+      return told ? "" : "told: " + op->status().message();
+    });
+    ranks.expect_ends();
   }
 }
 

@@ -302,6 +302,7 @@ class Soak:
         removes = fault != "kill" and not fault.startswith("no descriptors")
         if left - reports and not failed and removes:
             self.wrong.append(f"{what}: keys are left: {sorted(left - reports)}")
+        unreached = any("did not join" in getattr(o, "error", "") for o in outcomes.values())
         for rank, outcome in outcomes.items():
             assert not isinstance(outcome, Failure), f"{what}: rank {rank}: {outcome.trace}"
             self.usages.setdefault(self.world.pid(rank), []).append(outcome.before)
@@ -311,16 +312,19 @@ class Soak:
                 self.wrong.append(f"{what}: rank {rank}: {error}")
             allowed = {(ranks.index(r), f"host-{LAYOUT[r]}") for r in guilty(rank)}
             allowed |= {(number, "") for number, _ in allowed}
-            # Nor does one join that waits in another group for the rank that was hit, or has left.
-            if "did not join" in error:
+            # Nor does one join that waits in another group for the rank that was hit, or has left; and one that
+            # waits at a rendezvous for a rank that nobody has reached keeps others waiting.
+            if "did not join" in error or ("timed out" in error and unreached):
                 ended = [r for r, other in outcomes.items() if getattr(other, "error", "")]
-                allowed |= {(ranks.index(r), "") for r in ended}
+                allowed |= {
+                    (ranks.index(r), host) for r in ended for host in ("", f"host-{LAYOUT[r]}")
+                }
             if wrong := accused(error) - allowed:
                 self.wrong.append(f"{what}: rank {rank} accuses {wrong}: {error}")
             if error:
                 self.note(what, rank, outcome, began)
             late = "timed out after" in error
-            if late and fault not in AT_DEADLINE:
+            if late and fault not in AT_DEADLINE and not unreached:
                 self.wrong.append(f"{what}: rank {rank}: {error}")
             self.totals.update(operations=outcome.operations, bytes=outcome.bytes)
             self.totals.update(errors=bool(error), late=late, measured=outcome.measured)
