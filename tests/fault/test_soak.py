@@ -312,8 +312,8 @@ class Soak:
                 self.wrong.append(f"{what}: rank {rank}: {error}")
             allowed = {(ranks.index(r), f"host-{LAYOUT[r]}") for r in guilty(rank)}
             allowed |= {(number, "") for number, _ in allowed}
-            # Nor does one join that waits in another group for the rank that was hit, or has left; and one that
-            # waits at a rendezvous for a rank that nobody has reached keeps others waiting.
+            # Nor does one join that waits in another group for the rank that was hit, or has left;
+            # and one that waits for a rank that nobody has reached keeps others waiting.
             if "did not join" in error or ("timed out" in error and unreached):
                 ended = [r for r, other in outcomes.items() if getattr(other, "error", "")]
                 allowed |= {
