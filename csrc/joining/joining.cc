@@ -138,9 +138,7 @@ Result<std::string> Joining::agree_among_hosts(const char* topic,
   if (topology().local_index(rank_) == 0) {
     if (Status out = exchange_.publish_found(topic, find()); !out) return out;
   }
-  std::vector<Rank> first_of_hosts;
-  for (int n = 0; n < topology().nodes(); ++n) first_of_hosts.push_back(topology().node(n)[0]);
-  return exchange_.await_found(topic, first_of_hosts, infos_, agree);
+  return exchange_.await_found(topic, topology().first_of_hosts(), infos_, agree);
 }
 
 std::optional<OwnPlace> Joining::conclude() {

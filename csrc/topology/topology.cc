@@ -41,6 +41,12 @@ std::string host_name() {
   return name;
 }
 
+std::vector<Rank> Topology::first_of_hosts() const {
+  std::vector<Rank> firsts;
+  for (const std::vector<Rank>& ranks : node_) firsts.push_back(ranks[0]);
+  return firsts;
+}
+
 std::string host_identity() {
   std::string given = env::get("HOST_ID");
   if (!given.empty()) return given;

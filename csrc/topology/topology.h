@@ -25,6 +25,8 @@ class Topology {
   int local_index(Rank rank) const { return local_index_[static_cast<size_t>(rank)]; }
   // The ranks of a host.
   const std::vector<Rank>& node(int node) const { return node_[static_cast<size_t>(node)]; }
+  // The first rank of each host.
+  std::vector<Rank> first_of_hosts() const;
   // The rank of host `node` that exchanges data with `rank` over the network: the other end of the
   // rail. It has the same local index; if the host has fewer ranks, the index wraps.
   Rank gateway(Rank rank, int node) const;

@@ -128,11 +128,10 @@ void ProcessGroupSMDDP::tidy_store(Group& group) {
 void ProcessGroupSMDDP::leave_store(Group& group) {
   const Topology& topology = group.topology();
   if (topology.nodes() == 1 || !group.status() || store_is_tidy_.exchange(true)) return;
-  std::vector<Rank> firsts;
-  for (int node = 0; node < topology.nodes(); ++node) firsts.push_back(topology.node(node)[0]);
-  FutureThreads::process().run([store = store_, ranks = group.ranks(), firsts] {
+  auto keys = InfoExchange::last_keys_of(topology.first_of_hosts());
+  FutureThreads::process().run([store = store_, ranks = group.ranks(), keys = std::move(keys)] {
     if (!store->leave(ranks)) return;
-    for (const std::string& key : InfoExchange::last_keys_of(firsts)) store->part().remove(key);
+    for (const std::string& key : keys) store->part().remove(key);
   });
 }
 

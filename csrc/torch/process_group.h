@@ -121,9 +121,9 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   WorkPtr submit(std::shared_ptr<TensorOperation> op, const CallOptions& opts, c10d::OpType type);
   Group& group() const;
   // nullptr once the group is destroyed. Any thread may call it at any time.
+  std::shared_ptr<Group> group_if_any() const;
   // By which the group's ranks reach this host.
   std::string address_of_host() const;
-  std::shared_ptr<Group> group_if_any() const;
   void release_groups();
   // Removes from the store what the making of the group has left there, once all ranks have made it.
   void tidy_store(Group& group);

@@ -312,8 +312,9 @@ class Soak:
                 self.wrong.append(f"{what}: rank {rank}: {error}")
             allowed = {(ranks.index(r), f"host-{LAYOUT[r]}") for r in guilty(rank)}
             allowed |= {(number, "") for number, _ in allowed}
-            # Nor does one join that waits in another group for the rank that was hit, or has left;
-            # and one that waits for a rank that nobody has reached keeps others waiting.
+            # Nor does a rank join that has left, or waits for the one that was hit elsewhere.
+            # A rank that was killed before any other had reached it is waited for in one group, and
+            # ranks of other groups wait for those that wait for it.
             if "did not join" in error or ("timed out" in error and unreached):
                 ended = [r for r, other in outcomes.items() if getattr(other, "error", "")]
                 allowed |= {
