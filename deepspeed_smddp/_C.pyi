@@ -265,8 +265,20 @@ def host_device_empty(bytes: int) -> torch.Tensor:
         ValueError: ``SMDDP_DEVICE`` is not ``host``.
     """
 
-def host_device_misreads_peers(misreads: bool) -> None:
-    """Whether memory of peers that this device maps from now on holds other bytes, for tests."""
+def host_device_reads_peers(how: str) -> None:
+    """What memory of peers holds that this device maps from now on, for tests.
+
+    ``right``, ``wrong``: other bytes, ``stale``: those of now.
+    """
+
+def host_device_loses_sums(loses: bool) -> None:
+    """Whether sums that are submitted to this device from now on do nothing, for tests."""
+
+def host_device_memory(largest: int, keeps_bytes: bool) -> None:
+    """How this device allocates from now on, for tests: ``largest`` bytes at most.
+
+    ``keeps_bytes``: new memory holds the bytes of memory of its size that was freed.
+    """
 
 def set_packaged_libfabric(path: str) -> None:
     """Names a libfabric that a Python package brought; tried if the environment names none."""

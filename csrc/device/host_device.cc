@@ -62,6 +62,7 @@ HostDevice::~HostDevice() {
 Result<void*> HostDevice::allocate(size_t bytes) {
   std::lock_guard context(context_);
   bytes = pages(std::max<size_t>(bytes, 1));
+  if (bytes > largest_allocation_) return Status(Code::kUnavailable, "out of memory");
   FileDescriptor segment(memfd_create("smddp-host-device", MFD_CLOEXEC));
   if (!segment) return errno_status("could not create a segment (memfd_create)");
   if (ftruncate(segment.get(), static_cast<off_t>(with_counter(bytes))) != 0)
@@ -76,6 +77,8 @@ Result<void*> HostDevice::allocate(size_t bytes) {
   allocation.id = next_id_++;
   allocation.descriptor = segment.release();
   allocations_[allocation.base] = allocation;
+  if (auto kept = kept_bytes_.find(bytes); keeps_bytes_ && kept != kept_bytes_.end())
+    std::memcpy(at.value(), kept->second.data(), bytes);
   return at;
 }
 
@@ -86,6 +89,10 @@ void HostDevice::free(void* address) {
   if (found == allocations_.end()) return;
   size_t bytes = found->second.bytes;
   if (mappings(address, bytes) > 0) ++freed_while_mapped_;
+  if (keeps_bytes_) {
+    auto* at = static_cast<std::byte*>(address);
+    kept_bytes_[bytes].assign(at, at + bytes);
+  }
   munmap(address, with_counter(bytes));
   close(found->second.descriptor);
   allocations_.erase(found);
@@ -115,11 +122,13 @@ void HostDevice::destroy_event(Event event) { delete static_cast<EventPtr*>(even
 
 Status HostDevice::record(Event event, Stream stream) {
   std::lock_guard context(context_);
+  if (auto instead = fault(Command::kEvent)) return *instead;
   return host_stream(stream).record(host_event(event));
 }
 
 Status HostDevice::wait(Stream stream, Event event) {
   std::lock_guard context(context_);
+  if (auto instead = fault(Command::kEvent)) return *instead;
   return host_stream(stream).wait(host_event(event));
 }
 
@@ -159,7 +168,7 @@ Result<HostDevice::Graph> HostDevice::end_recording(Stream stream) {
 
 // One command of the stream, as the launch of a graph is.
 Status HostDevice::launch(const Graph& graph, Stream stream) {
-  return submit(stream, [graph, next = size_t{0}]() mutable {
+  return submit(stream, Command::kOther, [graph, next = size_t{0}]() mutable {
     for (; next < graph->size(); ++next) {
       if (!(*graph)[next]()) return false;
     }
@@ -167,8 +176,21 @@ Status HostDevice::launch(const Graph& graph, Stream stream) {
   });
 }
 
-Status HostDevice::submit(Stream stream, HostCommand command) {
+std::optional<Status> HostDevice::fault(Command kind) const {
+  switch (faults_[static_cast<size_t>(kind)]) {
+    case Fault::kNone:
+      break;
+    case Fault::kRefused:
+      return Status(Code::kUnavailable, "the driver refuses the command");
+    case Fault::kLost:
+      return Status();
+  }
+  return std::nullopt;
+}
+
+Status HostDevice::submit(Stream stream, Command kind, HostCommand command) {
   std::lock_guard context(context_);
+  if (auto instead = fault(kind)) return *instead;
   return host_stream(stream).submit(std::move(command));
 }
 
@@ -186,7 +208,7 @@ HostCommand HostDevice::copying(const Copy& copy) const {
 }
 
 Status HostDevice::copy(Stream stream, void* to, const void* from, size_t bytes) {
-  return submit(stream, copying({to, from, bytes}));
+  return submit(stream, Command::kCopy, copying({to, from, bytes}));
 }
 
 Status HostDevice::copies(Stream stream, std::span<const Copy> all) {
@@ -199,7 +221,7 @@ Status HostDevice::copies(Stream stream, std::span<const Copy> all) {
   // The last one first: no order is kept.
   std::vector<HostCommand> commands;
   for (size_t i = all.size(); i-- > 0;) commands.push_back(copying(all[i]));
-  return submit(stream, [left = std::move(commands)]() mutable {
+  return submit(stream, Command::kCopies, [left = std::move(commands)]() mutable {
     std::erase_if(left, [](HostCommand& command) { return command(); });
     return left.empty();
   });
@@ -208,7 +230,7 @@ Status HostDevice::copies(Stream stream, std::span<const Copy> all) {
 Status HostDevice::reduce(Stream stream, const kernels::Reduction& reduction) {
   // The threads of a multiprocessor run one after the other.
   constexpr uint32_t kThreads = 8;
-  return submit(stream, lasting(sum_duration_, [this, reduction](uint32_t half) {
+  return submit(stream, Command::kSum, lasting(sum_duration_, [this, reduction](uint32_t half) {
                   uint32_t all = kThreads * static_cast<uint32_t>(reduction.blocks);
                   for (uint32_t thread = half; thread < all; thread += 2)
                     reduce_share(reduction, thread, all);
@@ -217,7 +239,7 @@ Status HostDevice::reduce(Stream stream, const kernels::Reduction& reduction) {
 }
 
 Status HostDevice::flags(Stream stream, std::span<const FlagStep> steps) {
-  return submit(stream,
+  return submit(stream, Command::kFlags,
                 [all = std::vector(steps.begin(), steps.end()), next = size_t{0}]() mutable {
                   for (; next < all.size(); ++next) {
                     std::atomic_ref flag(*all[next].flag);
@@ -233,7 +255,7 @@ Status HostDevice::flags(Stream stream, std::span<const FlagStep> steps) {
 }
 
 Status HostDevice::call(Stream stream, void (*function)(void*), void* argument) {
-  return submit(stream, [=] {
+  return submit(stream, Command::kOther, [=] {
     function(argument);
     return true;
   });
@@ -288,6 +310,12 @@ Result<void*> HostDevice::import_memory(const Allocation& allocation, int pid) {
       static_cast<size_t>(of.st_size) != with_counter(bytes))
     return Status(Code::kInternal, "the memory offer of a peer names another file");
   auto at = map_segment(segment.get(), allocation.bytes);
+  if (at && peers_ == Peers::kStale) {
+    auto copy = map_segment(-1, bytes);
+    if (copy) std::memcpy(copy.value(), at.value(), bytes);
+    munmap(at.value(), with_counter(bytes));
+    return copy;
+  }
   if (at) ++mappings(at.value(), allocation.bytes);
   return at;
 }

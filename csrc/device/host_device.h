@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -25,12 +26,13 @@ class HostDevice final : public Device {
  public:
   ~HostDevice() override;
 
-  Result<void*> allocate(size_t bytes) override;  // zeroed
+  Result<void*> allocate(size_t bytes) override;  // zeroed, but for set_keeps_bytes()
   void free(void* address) override;
   // How often memory was freed that another process still had mapped, which no device allows.
   size_t freed_while_mapped() const { return freed_while_mapped_; }
-  // What devices without access to one another do: import_memory() fails, or its memory holds other bytes.
-  enum class Peers { kReachable, kAbsent, kWrong };
+  // What devices without access to one another do: import_memory() fails, or its memory holds other bytes, or for
+  // ever those that the peer's has now.
+  enum class Peers { kReachable, kAbsent, kWrong, kStale };
   void set_peers(Peers peers) { peers_ = peers; }
   // How long each copy and each sum takes that is submitted from now on. It reads and writes one half at its
   // beginning and the other at its end, so what streams do not order shows as wrong bytes.
@@ -41,6 +43,14 @@ class HostDevice final : public Device {
   void set_gate(Gate gate) { gate_ = std::move(gate); }
   // As a process's limit of open files: so many allocations can be exported at a time. Freed ones make room.
   void set_most_exported(size_t most) { most_exported_ = most; }
+  // As where memory is short: an allocation of more bytes fails.
+  void set_largest_allocation(size_t bytes) { largest_allocation_ = bytes; }
+  // As an allocator with a cache: new memory has the bytes of the last that was freed with its size.
+  void set_keeps_bytes(bool keeps) { keeps_bytes_ = keeps; }
+  // What a driver, or a GPU, may do with all commands of a kind that are submitted from now on.
+  enum class Command : size_t { kCopy, kCopies, kSum, kFlags, kEvent, kOther, kKinds };
+  enum class Fault { kNone, kRefused, kLost };
+  void set_fault(Command kind, Fault fault) { faults_[static_cast<size_t>(kind)] = fault; }
   // A device whose build has no kernels.
   void set_kernels(bool any) { kernels_ = any; }
   size_t sums() const { return sums_; }  // that have run
@@ -81,7 +91,9 @@ class HostDevice final : public Device {
   void unmap_host(void* address) override;
 
  private:
-  Status submit(Stream stream, HostCommand command);
+  Status submit(Stream stream, Command kind, HostCommand command);
+  // Whether a command of this kind is not to be run, and what its caller then gets.
+  std::optional<Status> fault(Command kind) const;
   HostCommand copying(const Copy& copy) const;
 
   // Held through every call but synchronize(), also while a call waits for room in a stream.
@@ -96,7 +108,10 @@ class HostDevice final : public Device {
   Peers peers_ = Peers::kReachable;
   std::chrono::microseconds duration_{0}, sum_duration_{0};
   Gate gate_;
-  size_t most_exported_ = SIZE_MAX;
+  size_t most_exported_ = SIZE_MAX, largest_allocation_ = SIZE_MAX;
+  bool keeps_bytes_ = false;
+  std::map<size_t, std::vector<std::byte>> kept_bytes_;  // by size
+  std::array<Fault, static_cast<size_t>(Command::kKinds)> faults_{};
   bool kernels_ = true;
   std::atomic<size_t> sums_{0};
 };

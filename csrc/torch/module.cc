@@ -250,6 +250,35 @@ void define_group(py::module_& m) {
           "rendezvous", [](const ProcessGroupSMDDP& group) { return group.store().rendezvous(); });
 }
 
+// For tests.
+void define_simulated_device(py::module_& m) {
+  m.def("host_device_empty", &TorchDevice::host_empty, py::arg("bytes"));
+  m.def(
+      "host_device_reads_peers",
+      [](const std::string& how) {
+        using Peers = device::HostDevice::Peers;
+        TorchDevice::host_device().set_peers(how == "wrong"   ? Peers::kWrong
+                                             : how == "stale" ? Peers::kStale
+                                                              : Peers::kReachable);
+      },
+      py::arg("how"));
+  m.def(
+      "host_device_loses_sums",
+      [](bool loses) {
+        using device::HostDevice;
+        TorchDevice::host_device().set_fault(
+            HostDevice::Command::kSum, loses ? HostDevice::Fault::kLost : HostDevice::Fault::kNone);
+      },
+      py::arg("loses"));
+  m.def(
+      "host_device_memory",
+      [](size_t largest, bool keeps_bytes) {
+        TorchDevice::host_device().set_largest_allocation(largest);
+        TorchDevice::host_device().set_keeps_bytes(keeps_bytes);
+      },
+      py::arg("largest"), py::arg("keeps_bytes"));
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -282,14 +311,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("device_statistics", &device_statistics);
   m.def("cuda_report", &cuda_report);
   define_diagnosis(m);
-  m.def("host_device_empty", &TorchDevice::host_empty, py::arg("bytes"));
-  m.def(
-      "host_device_misreads_peers",
-      [](bool misreads) {
-        using Peers = device::HostDevice::Peers;
-        TorchDevice::host_device().set_peers(misreads ? Peers::kWrong : Peers::kReachable);
-      },
-      py::arg("misreads"));
+  define_simulated_device(m);
   m.def("set_packaged_libfabric", &set_packaged_libfabric, py::arg("path"));
   m.def("fabric_description", &fabric_description, py::call_guard<py::gil_scoped_release>());
   check_interrupt = [] {

@@ -430,11 +430,11 @@ def one_rank_misreads(ctx: Context) -> dict[str, int]:
     first_gather(ctx)
     host_device.calls(ctx, 1)  # it is counted by now
     backend.reset_statistics()
-    _C.host_device_misreads_peers(ctx.rank == 1)
+    _C.host_device_reads_peers("wrong" if ctx.rank == 1 else "right")
     reduce_scatter(ctx)
     reduce_scatter(ctx)
     # The device has recovered, but this process trusts the path no more; others it does.
-    _C.host_device_misreads_peers(False)
+    _C.host_device_reads_peers("right")
     group = dist.new_group()
     reduce_scatter(ctx, group)
     dist.all_reduce(host_empty(1000, torch.float32), group=group)
@@ -445,6 +445,75 @@ def test_a_wrong_result_leaves_the_path_to_the_fallback_on_all_ranks() -> None:
     with fresh("AAA", env={**ENVIRONMENT, "SMDDP_FALLBACK": "warn"}) as world:
         for taken in world.run(one_rank_misreads):
             assert taken == {f"reduce_scatter {GLOO}": 3, f"all_reduce {KERNEL}": 1}
+
+
+PLENTY = 1 << 40
+
+
+def sums_are_lost(ctx: Context, largest: int, keeps_bytes: bool) -> dict[str, int]:
+    """One rank's device does nothing for a sum, in a second group."""
+    from deepspeed_smddp import _C
+    from deepspeed_smddp.distributed import backend
+
+    second = dist.new_group()
+    _C.host_device_memory(PLENTY, keeps_bytes)
+    for group in (None, second):
+        dist.all_gather_into_tensor(
+            host_empty(1000 * ctx.size, torch.float32),
+            host_empty(1000, torch.float32),
+            group=group,
+        )
+    reduce_scatter(ctx)
+    host_device.calls(ctx, 3)
+    backend.reset_statistics()
+    _C.host_device_memory(largest if ctx.rank == 1 else PLENTY, keeps_bytes)
+    _C.host_device_loses_sums(ctx.rank == 1)
+    reduce_scatter(ctx, second)
+    return host_device.calls(ctx, 1)
+
+
+@pytest.mark.parametrize(
+    ("largest", "keeps_bytes"), [(PLENTY, True), (1 << 16, False)], ids=["old bytes", "memory"]
+)
+def test_a_lost_result_is_found_where(largest: int, keeps_bytes: bool) -> None:
+    """Memory holds the bytes of an earlier check, or is too short for the whole one."""
+    with fresh("AAA", env={**ENVIRONMENT, "SMDDP_FALLBACK": "warn"}) as world:
+        for taken in world.run(sums_are_lost, largest, keeps_bytes):
+            assert taken == {f"reduce_scatter {GLOO}": 1}
+
+
+def stale_reads(ctx: Context) -> dict[str, int]:
+    """Memory of peers is right when it is first read, and never changes."""
+    from deepspeed_smddp import _C
+
+    reduce_scatter(ctx)
+    _C.host_device_reads_peers("stale" if ctx.rank == 1 else "right")
+    first_gather(ctx)
+    return host_device.calls(ctx, 2)
+
+
+def test_a_result_of_an_earlier_call_is_found() -> None:
+    with fresh("AAA", env={**ENVIRONMENT, "SMDDP_FALLBACK": "warn"}) as world:
+        for taken in world.run(stale_reads):
+            assert taken == {f"reduce_scatter {KERNEL}": 1, f"all_gather {GLOO}": 1}
+
+
+def no_memory(ctx: Context, largest: int) -> dict[str, int]:
+    from deepspeed_smddp import _C
+
+    first_gather(ctx)
+    tensor = host_empty(1000, torch.float32).fill_(1)
+    _C.host_device_memory(largest if ctx.rank == 1 else PLENTY, False)
+    dist.all_reduce(tensor)
+    assert tensor[999].item() == ctx.size
+    return host_device.calls(ctx, 2)
+
+
+def test_where_no_memory_is_left_for_the_check_the_fallback_is_used() -> None:
+    for largest, path in ((1 << 16, KERNEL), (0, GLOO)):
+        with fresh("AAA", env={**ENVIRONMENT, "SMDDP_FALLBACK": "warn"}) as world:
+            for taken in world.run(no_memory, largest):
+                assert taken == {f"all_gather {COPIES}": 1, f"all_reduce {path}": 1}
 
 
 def test_without_the_check_the_wrong_result_is_returned() -> None:
