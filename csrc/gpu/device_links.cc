@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -30,6 +31,8 @@ using intranode::CopyEngine;
 // Added to limits between hosts: a rank that lost a peer of its own host reports it before ranks of other
 // hosts report a timeout.
 constexpr uint64_t kGraceNs = 1'000'000'000;
+// The longest that the trial waits for one thing: the driver may block it while another group's stream is full.
+constexpr uint64_t kTrialNs = 20'000'000'000;
 
 // An AllGather of a few bytes of each rank, on the CPU.
 Result<std::vector<std::byte>> gather(Engine& engine, Group& group, const void* mine,
@@ -120,7 +123,7 @@ Result<std::unique_ptr<DeviceLinks>> DeviceLinks::open(
   mine.kernels = usable && device->can_reduce() ? 1 : 0;
   auto all = agree(process.engine(), cpu_group, mine);
   if (!all) return all.status();
-  std::unique_ptr<DeviceLinks> links(new DeviceLinks(process, cpu_group, *device));
+  std::unique_ptr<DeviceLinks> links(new DeviceLinks(process, cpu_group, *device, *imports));
   links->by_nic = links->kernels = true;
   for (const Joining& each : all.value()) {
     links->by_nic &= each.by_nic != 0;
@@ -128,15 +131,17 @@ Result<std::unique_ptr<DeviceLinks>> DeviceLinks::open(
   }
   Status opened = several ? links->open_hosts(cpu_group, store, limit_ns) : Status();
   if (opened || links->own_group)
-    opened = links->join_host(*imports, main, sums, std::move(opened));
+    opened = links->join_host(main, limit_ns, sums, std::move(opened));
   // In a group of one host, join_host() has agreed on that already.
   if (several) opened = agree(process.engine(), cpu_group, opened);
   if (!opened) return opened;
   return links;
 }
 
-DeviceLinks::DeviceLinks(Process& process, Group& cpu_group, device::Device& device)
+DeviceLinks::DeviceLinks(Process& process, Group& cpu_group, device::Device& device,
+                         intranode::Imports& its_imports)
     : topology(cpu_group.topology()),
+      imports(its_imports),
       peers(names_on_host(cpu_group), topology.local_index(cpu_group.rank())),
       host_group(&cpu_group),
       process_(process),
@@ -194,25 +199,25 @@ Status DeviceLinks::peers_gave_up() const {
   return {};
 }
 
-Status DeviceLinks::join_host(intranode::Imports& imports, device::Stream main, bool sums,
-                              Status usable) {
-  auto made = CopyEngine::create(device_, imports, main, peers.own(), peers.count());
+Status DeviceLinks::join_host(device::Stream main, uint64_t limit_ns, bool sums, Status usable) {
+  auto made = CopyEngine::create(device_, main, peers.own(), peers.count());
   if (usable) usable = made.status();
   if (made) copy_engine = std::move(made.value());
   auto all = agree(process_.engine(), *host_group,
                    joining(usable, made ? copy_engine->flags_descriptor() : -1));
   if (!all) return all.status();
   Status joined = agree(process_.engine(), *host_group, connect(*copy_engine, peers, all.value()));
-  return joined && peers.count() > 1 ? try_peers(main, sums) : joined;
+  return joined ? try_peers(main, limit_ns, sums) : joined;
 }
 
-Status DeviceLinks::try_peers(device::Stream main, bool sums) {
-  PeerTrial trial(device_, peers, main);
+Status DeviceLinks::try_peers(device::Stream main, uint64_t limit_ns, bool sums) {
+  // The trial ends, and its end is told, before the ranks that wait for that time out.
+  PeerTrial trial(device_, peers, main, *copy_engine, std::min(limit_ns / 8, kTrialNs));
   std::vector<std::byte> mine = trial.offer();
   auto all = gather(process_.engine(), *host_group, mine.data(), mine.size());
-  if (!all) return all.status();
-  return agree(process_.engine(), *host_group,
-               trial.read(all.value(), sums && device_.can_reduce()));
+  Status tried = all ? trial.carry_out(all.value(), sums && kernels) : all.status();
+  if (trial.stuck()) (void)copy_engine.release();
+  return all ? agree(process_.engine(), *host_group, tried) : tried;
 }
 
 Status PipelineSet::reserve(const DeviceOperation& op, bool recorded) const {

@@ -46,7 +46,8 @@ class DeviceLinks {
   Status peers_gave_up() const;
   Status status() const;
 
-  const Topology topology;  // of all ranks
+  const Topology topology;      // of all ranks
+  intranode::Imports& imports;  // of the device
   HostPeers peers;
   std::unique_ptr<intranode::CopyEngine> copy_engine;
   std::unique_ptr<Group> own_group;  // of this host's ranks, if it is a part of the whole one
@@ -57,10 +58,11 @@ class DeviceLinks {
   bool by_nic = false, kernels = false;
 
  private:
-  DeviceLinks(Process& process, Group& cpu_group, device::Device& device);
+  DeviceLinks(Process& process, Group& cpu_group, device::Device& device,
+              intranode::Imports& imports);
   Status open_hosts(Group& cpu_group, Store& store, uint64_t limit_ns);
-  Status join_host(intranode::Imports& imports, device::Stream main, bool sums, Status usable);
-  Status try_peers(device::Stream main, bool sums);
+  Status join_host(device::Stream main, uint64_t limit_ns, bool sums, Status usable);
+  Status try_peers(device::Stream main, uint64_t limit_ns, bool sums);
   // Of CPU collectives among `ranks` of `cpu_group`.
   Result<std::unique_ptr<PinnedPipeline>> open_pipeline(Group& cpu_group, Store& store,
                                                         const std::string& label,

@@ -95,7 +95,7 @@ Status DeviceOperation::launch(device::Device& device, device::Stream main, Devi
       };
     }
     // The peers' memory is mapped before anything is submitted: mapping may wait for what the streams hold.
-    auto work = links.copy_engine->resolve(plan, all.value());
+    auto work = links.copy_engine->resolve(plan, all.value(), links.imports);
     if (!work) return work.status();
     Status s;
     if (captured_) {

@@ -7,9 +7,9 @@ namespace smddp::intranode {
 
 using device::Device;
 
-Result<std::unique_ptr<CopyEngine>> CopyEngine::create(device::Device& device, Imports& imports,
-                                                       device::Stream main, int index, int ranks) {
-  std::unique_ptr<CopyEngine> engine(new CopyEngine(device, imports, main, index, ranks));
+Result<std::unique_ptr<CopyEngine>> CopyEngine::create(device::Device& device, device::Stream main,
+                                                       int index, int ranks) {
+  std::unique_ptr<CopyEngine> engine(new CopyEngine(device, main, index, ranks));
   if (Status opened = engine->open(); !opened) return opened;
   return engine;
 }
@@ -219,28 +219,28 @@ Status CopyEngine::sum(const Work& work, size_t part, device::Stream stream) {
 }
 
 Result<CopyEngine::Work> CopyEngine::resolve(const Plan& plan,
-                                             const std::vector<MemoryOffer>& offers) {
+                                             const std::vector<MemoryOffer>& offers,
+                                             Imports& imports) {
   Work work;
   work.sums_ = !plan.sums.empty();
   work.moves_ = !plan.moves.empty();
   work.reductions_.resize(plan.parts);
   work.copies_.assign(plan.parts, std::vector<Copies>(offers.size()));
-  Status s = resolve_sums(plan, offers, work);
-  if (s) s = resolve_moves(plan, offers, work);
+  Status s = resolve_sums(plan, offers, imports, work);
+  if (s) s = resolve_moves(plan, offers, imports, work);
   return s ? Result<Work>(std::move(work)) : Result<Work>(s);
 }
 
 Status CopyEngine::resolve_moves(const Plan& plan, const std::vector<MemoryOffer>& offers,
-                                 Work& work) {
+                                 Imports& imports, Work& work) {
   for (const Move& m : plan.moves) {
     auto from = static_cast<size_t>(m.from);
     std::byte* to = m.destination;
-    Status located = offers[from].pieces(imports_, m.extent, m.offset, m.bytes,
-                                         [&](std::byte* at, size_t bytes) {
-                                           if (at != to && bytes > 0)
-                                             work.copies_[m.part][from].push_back({to, at, bytes});
-                                           to += bytes;
-                                         });
+    Status located =
+        offers[from].pieces(imports, m.extent, m.offset, m.bytes, [&](std::byte* at, size_t bytes) {
+          if (at != to && bytes > 0) work.copies_[m.part][from].push_back({to, at, bytes});
+          to += bytes;
+        });
     if (!located) return located;
   }
   return {};
@@ -249,14 +249,14 @@ Status CopyEngine::resolve_moves(const Plan& plan, const std::vector<MemoryOffer
 // The memory of a rank may consist of several pieces, and the pieces end at different offsets in
 // different ranks. One kernel sums one range in which no rank's piece ends.
 Status CopyEngine::resolve_sums(const Plan& plan, const std::vector<MemoryOffer>& offers,
-                                Work& work) {
+                                Imports& imports, Work& work) {
   size_t element = size_of(plan.how.dtype);
   for (const Sum& whole : plan.sums) {
     for (size_t done = 0; done < whole.bytes;) {
       kernels::Reduction r = plan.how;
       size_t bytes = whole.bytes - done;
       for (size_t i = 0; i < offers.size(); ++i) {
-        auto piece = offers[i].locate(imports_, whole.extent, whole.offset + done, bytes);
+        auto piece = offers[i].locate(imports, whole.extent, whole.offset + done, bytes);
         if (!piece) return piece.status();
         bytes = std::min(bytes, piece.value().bytes);
         r.sources[i] = piece.value().address;

@@ -55,8 +55,8 @@ class CopyEngine {
 
   // This process is number `index` of the host's `ranks`. The engine submits to `main`, and to the device's
   // lanes, which wait for `main` before their copies and for which `main` waits.
-  static Result<std::unique_ptr<CopyEngine>> create(device::Device& device, Imports& imports,
-                                                    device::Stream main, int index, int ranks);
+  static Result<std::unique_ptr<CopyEngine>> create(device::Device& device, device::Stream main,
+                                                    int index, int ranks);
   ~CopyEngine();
 
   int flags_descriptor() const { return own_.fd.get(); }
@@ -74,7 +74,8 @@ class CopyEngine {
   };
   // Maps the memory of the peers that the plan reads; submits nothing. `offers` has one entry per rank, by
   // index.
-  Result<Work> resolve(const Plan& plan, const std::vector<MemoryOffer>& offers);
+  static Result<Work> resolve(const Plan& plan, const std::vector<MemoryOffer>& offers,
+                              Imports& imports);
   // What is between the sums and the moves calls each of the two for each of the plan's parts, in their order.
   struct Stages {
     // Submits the sums of the next part to a stream, which is the same for all operations of the group.
@@ -124,8 +125,8 @@ class CopyEngine {
     device::Event end = nullptr;
   };
 
-  CopyEngine(device::Device& device, Imports& imports, device::Stream main, int index, int ranks)
-      : device_(device), imports_(imports), main_(main), index_(index), ranks_(ranks) {}
+  CopyEngine(device::Device& device, device::Stream main, int index, int ranks)
+      : device_(device), main_(main), index_(index), ranks_(ranks) {}
   Status open();
   Status open_lanes(std::vector<Lane>& lanes, bool own);
   Status submit(const Work& work, device::Stream main, const std::vector<Lane>& lanes);
@@ -136,8 +137,10 @@ class CopyEngine {
   void signal_all(Steps& steps, size_t phase) const;
   void await_all(Steps& steps, size_t phase) const;
   Status flush(device::Stream stream, Steps& steps);
-  Status resolve_sums(const Plan& plan, const std::vector<MemoryOffer>& offers, Work& work);
-  Status resolve_moves(const Plan& plan, const std::vector<MemoryOffer>& offers, Work& work);
+  static Status resolve_sums(const Plan& plan, const std::vector<MemoryOffer>& offers,
+                             Imports& imports, Work& work);
+  static Status resolve_moves(const Plan& plan, const std::vector<MemoryOffer>& offers,
+                              Imports& imports, Work& work);
   Status sum(const Work& work, size_t part, device::Stream stream);
   Status sum_early(const Work& work, size_t part, device::Stream stream);
   Status move(device::Stream stream, const Copies& copies, bool recorded);
@@ -146,7 +149,6 @@ class CopyEngine {
   void await_lanes(device::Stream main, const std::vector<Lane>& lanes);
 
   device::Device& device_;
-  Imports& imports_;
   const device::Stream main_;
   const int index_, ranks_;
   Shared own_;

@@ -145,6 +145,54 @@ TEST(DeviceGroup, ADeviceThatCannotReadItsPeersPreventsTheGroupOnAllRanks) {
   }
 }
 
+// Each way in which a device may fail to do what operations consist of is found when the group is made, on all
+// ranks, within a bounded time.
+TEST(DeviceGroup, ADeviceThatRefusesOrLosesCommandsPreventsTheGroupOnAllRanks) {
+  using Command = HostDevice::Command;
+  using Fault = HostDevice::Fault;
+  constexpr uint64_t kLimitNs = 4'000'000'000;
+  for (auto [kind, name] : {std::pair(Command::kFlags, "flags"),
+                            {Command::kEvent, "events"},
+                            {Command::kCopies, "refuses"},
+                            {Command::kSum, "refuses"},
+                            {Command::kCopy, "refuses"}}) {
+    for (Fault fault : {Fault::kRefused, Fault::kLost}) {
+      if (kind == Command::kEvent && fault == Fault::kLost) continue;  // it is done at once
+      for (std::string layout : {"a", "aa", "aaa", "ab", "aabb"}) {
+        run_world(layout, [&, last = static_cast<int>(layout.size()) - 1](RankContext& context) {
+          HostDevice gpu;
+          Imports imports(gpu);
+          device::Stream main = gpu.create_stream().value();
+          if (context.rank == last) gpu.set_fault(kind, fault);
+          auto from = std::chrono::steady_clock::now();
+          auto made = DeviceGroup::create(context.process, context.group, context.store, {}, &gpu,
+                                          &imports, main, kLimitNs);
+          EXPECT_LT(std::chrono::steady_clock::now() - from, std::chrono::nanoseconds(kLimitNs));
+          ASSERT_FALSE(made.ok()) << name << " of " << layout;
+          EXPECT_TRUE(says(made.status(), "rank " + std::to_string(last) + " ("));
+          if (fault == Fault::kRefused) EXPECT_TRUE(says(made.status(), name));
+          EXPECT_EQ(imports.statistics().mapped, 0u);
+          gpu.destroy_stream(main);
+        });
+      }
+    }
+  }
+}
+
+TEST(DeviceGroup, ATrialThatDoesNotEndIsGivenUpOnAllRanks) {
+  run_world("aaa", [](RankContext& context) {
+    HostDevice gpu;
+    Imports imports(gpu);
+    device::Stream main = gpu.create_stream().value();
+    if (context.rank == 1) gpu.set_sum_duration(std::chrono::milliseconds(400));
+    auto made = DeviceGroup::create(context.process, context.group, context.store, {}, &gpu,
+                                    &imports, main, 2'000'000'000);
+    ASSERT_FALSE(made.ok());
+    EXPECT_TRUE(says(made.status(), "an operation with its peers has not ended"));
+    gpu.destroy_stream(main);
+  });
+}
+
 // What a peer has mapped does not return to the device when its owner frees it, and what happens to the peer's
 // reads is not defined: the owner frees nothing that is mapped.
 TEST(DeviceGroup, PeersEndTheirMappingsBeforeTheOwnerFreesTheMemory) {

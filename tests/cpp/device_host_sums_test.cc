@@ -262,8 +262,8 @@ TEST(DeviceHostSums, ADeviceSumsWhileChunksAreOnTheirWay) {
         CheckedSum::make(r, job, {Dtype::kFloat32, ReduceOp::kSum, {kCount}}, true, false, 1);
     std::byte* other =
         sum.op->exchanges.front().out.slice(1 - r.context.rank, 0, 1).front().address;
-    r.gpu.set_gate([=, &expired, &r](const void*, const void* from) {
-      if (from != other + kCount * 3 || r.gpu.sums() > 0) return true;
+    r.gpu.set_gate([=, &expired, &r, before = r.gpu.sums()](const void*, const void* from) {
+      if (from != other + kCount * 3 || r.gpu.sums() > before) return true;
       if (std::chrono::steady_clock::now() > until) expired = true;
       return expired.load();
     });
@@ -287,6 +287,14 @@ TEST(DeviceHostSums, OneDeviceWithoutKernelsLeavesTheSumsToAllRanksCpus) {
     CheckedSum each = CheckedSum::make(r, job, sum, true, false, 1);
     submit(r, each);
     each.check(r);
+    EXPECT_EQ(gpu.sums(), 0u);
+  });
+  run_world("aab", [](RankContext& context) {
+    device::HostDevice gpu;
+    gpu.set_kernels(context.rank != 1);
+    GroupRank r(context, gpu, 4);
+    ASSERT_TRUE(r.group);
+    EXPECT_FALSE(r.group->kernels());
     EXPECT_EQ(gpu.sums(), 0u);
   });
 }
