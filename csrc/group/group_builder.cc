@@ -8,6 +8,7 @@
 #include "common/clock.h"
 #include "common/env.h"
 #include "common/exceptions.h"
+#include "common/log.h"
 #include "group/measured_host.h"
 #include "group/measured_network.h"
 #include "liveness/contact.h"
@@ -19,6 +20,12 @@ namespace {
 
 // How long a rank that waits for the others of its host sleeps between looks for ranks that ended.
 constexpr uint64_t kAttachLookNs = 100'000'000;
+
+// An answer of another host takes milliseconds. Later the store is looked at as well.
+constexpr uint64_t kAnswerNs = 500'000'000;
+constexpr std::chrono::milliseconds kAnswerPause(50);
+// For so long one is waited for that neither answers nor refuses: its host is busy, or a firewall drops.
+constexpr uint64_t kReachNs = 10'000'000'000;
 
 using Fabric = FabricAddress::State;
 
@@ -159,6 +166,7 @@ Status GroupBuilder::agree() {
 // The host last: a rank that has attached to the last segment has nothing left that may fail.
 Status GroupBuilder::join_peers() {
   Status joined = join_remote_peers();
+  if (joined) joined = reach_hosts();
   return joined ? join_host() : joined;
 }
 
@@ -295,6 +303,50 @@ Status GroupBuilder::meet(Rank rank) {
   }
   if (auto process = liveness_.service->meet(contact)) known = process.value();
   return {};
+}
+
+// That a process refuses connections tells its end only if it was reached before: so none may end unseen before that.
+// Now the first rank of each other host still counts, as it can't have the group without this rank. It sees its host's
+// other ranks itself. One that counts and refuses is behind a firewall, as are others then.
+Status GroupBuilder::reach_hosts() {
+  using liveness::Reach;
+  const std::vector<Rank>& peers = remote_->ranks();
+  std::vector<size_t> unreached;
+  for (size_t i = 0; i < peers.size(); ++i) {
+    if (topology().local_index(peers[i]) == 0 && liveness_.processes[i]) unreached.push_back(i);
+  }
+  auto is = [&](Reach reach) {
+    return [this, reach](size_t i) {
+      return liveness_.service->reach(*liveness_.processes[i]) == reach;
+    };
+  };
+  const uint64_t began = now_ns();
+  for (Pause pause(kAnswerPause);; pause.sleep()) {
+    std::erase_if(unreached, is(Reach::kSettled));
+    if (unreached.empty()) return {};
+    const uint64_t waited = now_ns() - began;
+    if (waited < kAnswerNs) continue;
+    if (Status failure = published_failure(store_); !failure) return failure;
+    auto refuses = std::find_if(unreached.begin(), unreached.end(), is(Reach::kRefuses));
+    const Rank peer = peers[refuses != unreached.end() ? *refuses : unreached[0]];
+    if (Status alive = watch_.look(peer, info(peer), info(rank_).host); !alive) return alive;
+    if (watch_.counts(peer) && (refuses != unreached.end() || waited >= kReachNs))
+      give_up_reaching(unreached);
+    if (waited >= options_.timeout_ns) return did_not_join(store_, {peer});
+  }
+}
+
+void GroupBuilder::give_up_reaching(const std::vector<size_t>& peers) {
+  std::string ports;
+  for (size_t i : peers) {
+    const liveness::Process process = *liveness_.processes[i];
+    liveness_.service->give_up_reaching(process);
+    ports += (ports.empty() ? "" : ", ") + members().describe(remote_->ranks()[i]) + " at " +
+             liveness_.service->text(process);
+  }
+  log(LogLevel::kWarning,
+      members().describe(rank_) + " can't reach " + ports +
+          ": if they end, that is noticed at the deadline only. Let TCP pass between the hosts");
 }
 
 Status GroupBuilder::await_hosts() {

@@ -59,6 +59,8 @@ class GroupBuilder {
   Status join_remote_peers();
   std::vector<Rank> remote_peers() const;
   Status meet(Rank rank);
+  Status reach_hosts();
+  void give_up_reaching(const std::vector<size_t>& peers);
   Status await_hosts();
   void decide_reads();
   Status ask_host(Group& group);

@@ -10,8 +10,10 @@ namespace smddp {
 namespace {
 
 constexpr uint64_t kCountNs = std::chrono::nanoseconds(kHeartbeat).count();
-// A process whose count has stood still for so long is asked whether it lives.
+// A process whose count has stood still for so long has ended if it refuses connections, even if it has never answered.
 constexpr uint64_t kStandstillNs = 3 * kCountNs;
+// The first value is one that may have stood there.
+constexpr int kChanges = 3;
 
 // Between looks at one count: the more ranks, the more look at it. What has answered a question is forgotten after
 // some seconds (csrc/liveness), so a rank that asks looks often.
@@ -53,11 +55,13 @@ Status JoinWatch::look_at_count(Rank rank, const RankInfo& info) {
   }
   // A rank that was stopped itself must not blame another one for that time.
   const uint64_t passed = seen.looked_ns == 0 ? 0 : std::min(now - seen.looked_ns, 2 * every);
-  seen.silent_ns = value != seen.value ? 0 : seen.silent_ns + passed;
+  const bool counts = value != seen.value;
+  if (counts) ++seen.changes;
+  seen.silent_ns = counts ? 0 : seen.silent_ns + passed;
   seen.value = std::move(value);
   seen.looked_ns = now;
-  if (seen.silent_ns < kStandstillNs) return {};
-  if (std::string port = refusing_port(info); !port.empty())
+  if (seen.silent_ns == 0) return {};
+  if (std::string port = port_of_ended(info, seen.silent_ns); !port.empty())
     return {Code::kPeerLost, describe(rank, info) + " is lost while group '" + options_.name +
                                  "' is made: its process has ended (" + port +
                                  " refuses connections)"};
@@ -70,13 +74,20 @@ Status JoinWatch::look_at_count(Rank rank, const RankInfo& info) {
                                seconds_text(options_.silence_ns) + ")"};
 }
 
-std::string JoinWatch::refusing_port(const RankInfo& info) {
+bool JoinWatch::counts(Rank rank) const {
+  auto seen = counts_.find(rank);
+  return seen != counts_.end() && seen->second.changes >= kChanges;
+}
+
+std::string JoinWatch::port_of_ended(const RankInfo& info, uint64_t silent_ns) {
   Engine::Lock lock = process_.engine().lock();
   liveness::Liveness* service = process_.network().liveness();
   if (service == nullptr || info.fabric.liveness.empty()) return {};
   auto process = service->meet(info.fabric.liveness);
-  if (!process || !service->ask(process.value(), info.key).refuses) return {};
-  return service->text(process.value());
+  if (!process) return {};
+  const liveness::Verdict verdict = service->ask(process.value(), info.key);
+  bool ended = verdict.ended || (verdict.refuses && silent_ns >= kStandstillNs);
+  return ended ? service->text(process.value()) : std::string();
 }
 
 std::string JoinWatch::describe(Rank rank, const RankInfo& info) const {

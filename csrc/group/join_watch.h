@@ -24,6 +24,8 @@ class JoinWatch {
 
   // An error if the rank, which is `info`, has ended or is silent. `host`: that of this rank.
   Status look(Rank rank, const RankInfo& info, const std::string& host);
+  // Whether looks have seen the first rank of another host count for some seconds.
+  bool counts(Rank rank) const;
 
  private:
   // What this rank has seen of one of another host.
@@ -31,11 +33,13 @@ class JoinWatch {
     std::vector<uint8_t> value;
     uint64_t looked_ns = 0;
     uint64_t silent_ns = 0;  // of which this rank has looked for it
+    int changes = 0;
   };
   Status look_at_neighbor(Rank rank, const RankInfo& info);
   Status look_at_count(Rank rank, const RankInfo& info);
-  // "192.0.2.2:4711" if a process that is silent refuses connections at its port, else "".
-  std::string refusing_port(const RankInfo& info);
+  // "192.0.2.2:4711" if a process that has not counted for `silent_ns` has ended, as its port refuses connections,
+  // else "".
+  std::string port_of_ended(const RankInfo& info, uint64_t silent_ns);
   std::string describe(Rank rank, const RankInfo& info) const;
 
   Process& process_;

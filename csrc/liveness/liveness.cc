@@ -58,6 +58,10 @@ Result<Process> Liveness::meet(const std::vector<uint8_t>& published) {
   return process;
 }
 
+Reach Liveness::reach(Process process) const { return prober_->reach(process); }
+
+void Liveness::give_up_reaching(Process process) { prober_->give_up_reaching(process); }
+
 Verdict Liveness::ask(Process process, const JobKey& group) {
   bool fresh = false;
   Verdict verdict = prober_->ask(process, group, now_ns(), &fresh);

@@ -40,6 +40,8 @@ class Liveness {
   // A process that has published `contact`. Asks it at once whether it can be reached: what was never
   // reached is never called dead or silent.
   Result<Process> meet(const std::vector<uint8_t>& contact);
+  Reach reach(Process process) const;
+  void give_up_reaching(Process process);
   // What is known by now of a process that takes part in `group`. Never blocks. Goes on asking it for
   // some seconds: call it again while it matters.
   Verdict ask(Process process, const JobKey& group);

@@ -39,7 +39,7 @@ Process Prober::meet(const Contact& contact, bool* fresh) {
   for (size_t i = 0; i < targets_.size(); ++i) {
     if (contacts_equal(targets_[i].contact, contact)) return static_cast<Process>(i);
   }
-  targets_.push_back({contact, false});
+  targets_.push_back({contact});
   auto process = static_cast<Process>(targets_.size() - 1);
   probe_of(process, {}, fresh);
   return process;
@@ -54,6 +54,18 @@ Verdict Prober::ask(Process process, const JobKey& group, uint64_t now, bool* fr
   }
   probe.wanted_until_ns = now + kWantedNs;
   return probe.verdict;
+}
+
+Reach Prober::reach(Process process) {
+  std::lock_guard lock(mutex_);
+  const Target& target = targets_[process];
+  if (target.has_answered || target.given_up) return Reach::kSettled;
+  return target.refuses ? Reach::kRefuses : Reach::kAwaited;
+}
+
+void Prober::give_up_reaching(Process process) {
+  std::lock_guard lock(mutex_);
+  targets_[process].given_up = true;
 }
 
 std::string Prober::text(Process process) {
@@ -178,7 +190,7 @@ void Prober::on_answer(Probe& probe, uint64_t now) {
 void Prober::on_failure(Probe& probe, int error, uint64_t now) {
   if (is_own_limit(error)) probe.counted_ns = 0;
   bool refused = error == ECONNREFUSED && !probe.connected;
-  probe.verdict.refuses = refused;
+  probe.verdict.refuses = targets_[probe.process].refuses = refused;
   if (refused && targets_[probe.process].has_answered) probe.verdict.ended = true;
   bool closed = probe.connected && (error == 0 || error == ECONNRESET || error == EPIPE);
   close(probe, now + (closed ? kAgainNs : kEveryNs));

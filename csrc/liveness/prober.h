@@ -24,6 +24,9 @@ class Prober {
   Process meet(const Contact& contact, bool* fresh);
   // What is known by now. Goes on asking for some seconds after the latest call.
   Verdict ask(Process process, const JobKey& group, uint64_t now, bool* fresh);
+  // As of Liveness.
+  Reach reach(Process process);
+  void give_up_reaching(Process process);
   std::string text(Process process);
 
   // Begins the connections that are due. Appends the descriptors to poll; serve() takes those entries,
@@ -56,6 +59,8 @@ class Prober {
   struct Target {
     Contact contact;
     bool has_answered = false;
+    bool refuses = false;  // as of Verdict
+    bool given_up = false;
   };
 
   Probe& probe_of(Process process, const JobKey& group, bool* fresh);

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,6 +29,9 @@ namespace {
 constexpr double kAtOnce = 12;
 constexpr uint64_t kTimeoutNs = 30'000'000'000;
 constexpr size_t kMostRanks = 4;
+
+// Whether this process takes no connection at its port for questions: as one of which that thread got no core yet.
+std::atomic<bool> is_deaf = false;
 
 // A store in memory that forked processes share: it needs no descriptor, as a store's open connection.
 class SharedStore : public Store {
@@ -277,24 +282,33 @@ TEST_P(StartFailure, MemoryThatRunsOutOnOneRankIsToldToAll) {
       [](size_t extra) { return extra < 4 ? extra + 1 : 2 * extra; });
 }
 
-// Ends the process of a rank where it would set a key.
+// Ends the process of a rank where it would set a key, or right after that.
 class EndingStore : public PrefixStore {
  public:
   explicit EndingStore(Store& store) : PrefixStore(store, "") {}
-  void end_at(const std::string& key) { last_ = key; }
+  void end_at(const std::string& key, bool sets) {
+    last_ = key;
+    sets_ = sets;
+  }
   Status set(const std::string& key, const std::vector<uint8_t>& value) override {
-    if (!last_.empty() && key.starts_with(last_)) raise(SIGKILL);
-    return PrefixStore::set(key, value);
+    const bool ends = !last_.empty() && key.starts_with(last_);
+    if (ends && !sets_) raise(SIGKILL);
+    Status set = PrefixStore::set(key, value);
+    if (ends) usleep(50'000);
+    if (ends) raise(SIGKILL);
+    return set;
   }
 
  private:
   std::string last_;
+  bool sets_ = false;
 };
 
 struct Victim {
   const char* layout;
   size_t rank;
-  const char* key;  // which it does not set any more
+  const char* key;         // which it does not set any more
+  bool unreached = false;  // it does, and ends before any process has reached it
 };
 
 // The groups of all victims are made side by side: most of their time is a wait.
@@ -302,7 +316,9 @@ void expect_the_end_is_told_to_all(const std::vector<Victim>& victims) {
   struct Making {
     explicit Making(const Victim& victim)
         : store(shared), ranks(victim.layout, store, [&](int rank) {
-            if (static_cast<size_t>(rank) == victim.rank) store.end_at(victim.key);
+            if (static_cast<size_t>(rank) != victim.rank) return;
+            store.end_at(victim.key, victim.unreached);
+            is_deaf = victim.unreached;
           }) {}
     SharedStore shared;
     EndingStore store;
@@ -342,6 +358,29 @@ TEST(StartFailures, ARankThatOtherHostsWaitForAndThatEndsIsNamedByAll) {
                                  {"AAB*", 2, "joined/2"},
                                  {"AB", 0, "joined/0"},
                                  {"AAB", 2, "joined/2"}});
+}
+
+// It has joined, but was never reached: that it refuses connections later would tell nothing.
+TEST(StartFailures, ARankThatEndsBeforeItWasReachedIsNamedByAll) {
+  std::vector<Victim> victims;
+  for (auto [layout, key] : {std::pair("AB", "joined/1"),
+                             {"AAB", "joined/2"},
+                             {"ABC", "joined/0"},
+                             {"ABC", "joined/1"},
+                             {"ABC*", "joined/2"},
+                             {"ABCD", "joined/3"}})
+    victims.push_back({layout, static_cast<size_t>(key[7] - '0'), key, true});
+  expect_the_end_is_told_to_all(victims);
+}
+
+// As behind a firewall.
+TEST(StartFailures, ARankThatCanNotBeReachedAndLivesIsInTheGroup) {
+  SharedStore store;
+  auto reports = ForkedRanks("ABC", store, [](int rank) { is_deaf = rank == 1; }).reports();
+  for (const Report& report : reports) {
+    EXPECT_TRUE(report.made) << report.text;
+    EXPECT_LT(report.seconds, 2 * kAtOnce);
+  }
 }
 
 // Rank 0 ends while it gathers, before it asks for the whole of what ranks are, and before it hands that on.
@@ -483,3 +522,11 @@ TEST_P(StartFailure, AnExceptionOnOneRankIsToldToAll) {
 
 }  // namespace
 }  // namespace smddp
+
+// In the place of the C library's.
+extern "C" int accept4(int fd, sockaddr* address, socklen_t* size, int flags) {
+  if (!smddp::is_deaf) return static_cast<int>(syscall(SYS_accept4, fd, address, size, flags));
+  usleep(10'000);
+  errno = EAGAIN;
+  return -1;
+}

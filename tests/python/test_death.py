@@ -6,13 +6,17 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
+import itertools
+import multiprocessing.connection
 import os
 import re
 import signal
 import time
 from datetime import timedelta
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -51,6 +55,39 @@ def test_a_new_group_minds_no_connection_that_was_reset_before_it() -> None:
         for turn in range(20):
             assert reset_connections(world.pid(0), world.pid(1)) > 0
             world.run(join_anew, ranks, f"turn {turn}", timeout=30)
+
+
+# ---- a death before the first operation
+
+
+def join_and_die(ctx: Context, victim: int, name: str) -> None:
+    """The victim ends once it has the group, while others may still make it."""
+    store = worker.connect(120)
+    dist.init_process_group("smddp", store=store, rank=ctx.rank, world_size=ctx.size)
+    if ctx.rank == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if name == "broadcast":
+        dist.broadcast(torch.ones(1000), victim)
+    else:
+        collective(ctx, name)
+
+
+@pytest.mark.parametrize("layout", ["AB", "AABB", "ABC", "ABCD"])
+def test_a_death_before_the_first_operation_is_told_within_seconds(layout: str) -> None:
+    names = itertools.cycle(("all_gather", "broadcast", "reduce_scatter", "all_reduce", "barrier"))
+    worlds = {victim: World(layout, None, LONG) for victim in range(len(layout))}
+    with contextlib.ExitStack() as stack:
+        for world in worlds.values():
+            stack.callback(world.close)
+        for world in worlds.values():
+            world.join()
+        for victim, world in worlds.items():
+            world.submit(join_and_die, victim, next(names))
+        for victim, world in worlds.items():
+            multiprocessing.connection.wait([world._processes[victim].sentinel], 60)
+            world._busy.discard(victim)
+            for failure in heard(world, survivors(world, victim), time.monotonic()):
+                assert re.search(rf"\brank {victim}\b", failure.message), failure.message
 
 
 # ---- silence
