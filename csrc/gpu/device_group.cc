@@ -122,9 +122,11 @@ Status DeviceGroup::submit(const std::shared_ptr<DeviceOperation>& operation,
   op.make_offer(device_, *links_);
   {
     std::lock_guard lock(mutex_);
-    if (!op.captured_) op.turn_ = device_.order().enter();
+    ++called_;
+    if (!op.captured_) op.turn_ = links_->enter_order(called_);
     pending_.push_back(operation);
   }
+  links_->copy_engine->call(called_, op.sent_.data());
   links_->host_group->submit(operation, {}, !op.captured_);
   {
     std::lock_guard lock(mutex_);
@@ -142,6 +144,8 @@ Status DeviceGroup::submit(const std::shared_ptr<DeviceOperation>& operation,
 // Runs on the thread that drives the engine, which must neither call the device nor wait for a thread that
 // does: if the driver waited for the GPU, and the GPU for the network, both would wait for ever.
 void DeviceGroup::exchanged(DeviceOperation& operation) {
+  if (operation.turn_ != 0 && operation.status())
+    device_.order().set_last_call(operation.turn_, operation.last_call(links_->peers));
   std::unique_lock lock(mutex_);
   operation.exchanged_ = true;
   if (stop_) return submit_ready(lock, nullptr);  // fails it

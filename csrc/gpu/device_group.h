@@ -8,7 +8,7 @@
 //
 // A thread that submits blocks in the driver while a stream is full, for as long as the stream waits for a
 // peer or for the network; then every thread blocks that calls the device. So one thread of the group does
-// nothing but submit, in the order of the calls of all groups (device/submission_order.h), and holds no lock
+// nothing but submit, in one order for all groups (device/submission_order.h), and holds no lock
 // while it does. The thread that watches learns from a word in host memory what the device has done, and
 // never calls the device; nor do threads that drive the network.
 //
@@ -107,6 +107,8 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
   // Held through a call, also while it calls the device: calls are made one after the other. Taken neither
   // by a thread that drives the engine nor by the group's own threads.
   std::mutex calls_;
+  uint32_t called_ =
+      DeviceLinks::kTrialCall;  // under calls_: the last number for CopyEngine::call()
 
   std::mutex mutex_;  // not held while the device is called
   std::condition_variable changed_;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <utility>
 
 #include "common/env.h"
@@ -124,6 +125,10 @@ Result<std::unique_ptr<DeviceLinks>> DeviceLinks::open(
   auto all = agree(process.engine(), cpu_group, mine);
   if (!all) return all.status();
   std::unique_ptr<DeviceLinks> links(new DeviceLinks(process, cpu_group, *device, *imports));
+  {
+    Engine::Lock lock = process.engine().lock();
+    device->order().set_by_last_call(process.on_one_host());
+  }
   links->by_nic = links->kernels = true;
   for (const Joining& each : all.value()) {
     links->by_nic &= each.by_nic != 0;
@@ -145,7 +150,8 @@ DeviceLinks::DeviceLinks(Process& process, Group& cpu_group, device::Device& dev
       peers(names_on_host(cpu_group), topology.local_index(cpu_group.rank())),
       host_group(&cpu_group),
       process_(process),
-      device_(device) {}
+      device_(device),
+      group_number_(std::hash<std::string>()(cpu_group.name())) {}
 
 // A CPU group for the ranks of this host, and a pipeline to the other hosts: along the rails if all hosts
 // have equally many ranks, else among all ranks.
@@ -210,10 +216,15 @@ Status DeviceLinks::join_host(device::Stream main, uint64_t limit_ns, bool sums,
   return joined ? try_peers(main, limit_ns, sums) : joined;
 }
 
+uint64_t DeviceLinks::enter_order(uint32_t number) const {
+  return device_.order().enter(
+      group_number_, [engine = copy_engine.get(), number] { return engine->called(number); });
+}
+
 Status DeviceLinks::try_peers(device::Stream main, uint64_t limit_ns, bool sums) {
   // The trial ends, and its end is told, before the ranks that wait for that time out.
   PeerTrial trial(device_, peers, main, *copy_engine, std::min(limit_ns / 8, kTrialNs));
-  std::vector<std::byte> mine = trial.offer();
+  std::vector<std::byte> mine = trial.offer(enter_order(kTrialCall), kTrialCall);
   auto all = gather(process_.engine(), *host_group, mine.data(), mine.size());
   Status tried = all ? trial.carry_out(all.value(), sums && kernels) : all.status();
   if (trial.stuck()) (void)copy_engine.release();

@@ -42,6 +42,11 @@ class DeviceLinks {
   Result<std::unique_ptr<PinnedPipeline>> open_for_all(Group& cpu_group, Store& store,
                                                        uint64_t limit_ns);
 
+  // Its number for CopyEngine::call(); the group's operations follow.
+  static constexpr uint32_t kTrialCall = 1;
+  // A turn for the operation of this number, which this rank calls next.
+  uint64_t enter_order(uint32_t number) const;
+
   // Not ok: why a peer has given up; in status(), or why a pipeline is broken.
   Status peers_gave_up() const;
   Status status() const;
@@ -71,6 +76,7 @@ class DeviceLinks {
 
   Process& process_;
   device::Device& device_;
+  const uint64_t group_number_;  // for the order of submission
 };
 
 // The first error of all ranks of `group`, the same on all of them: a call of all.

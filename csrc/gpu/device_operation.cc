@@ -9,6 +9,7 @@
 namespace smddp {
 namespace {
 
+using intranode::CopyEngine;
 using intranode::MemoryOffer;
 
 constexpr size_t kLeastRoom = 4096;
@@ -40,11 +41,13 @@ void DeviceOperation::make_offer(device::Device& device, DeviceLinks& links) {
   std::vector<size_t> sizes;
   for (const Extent& e : offered) sizes.push_back(e.bytes);
   // Rounded up, so that most calls that do not match exchange enough to say where they differ.
-  size_t room = std::bit_ceil(std::max(MemoryOffer::encoded_bytes(sizes), kLeastRoom));
+  size_t room = std::bit_ceil(
+      std::max(CopyEngine::kCallBytes + MemoryOffer::encoded_bytes(sizes), kLeastRoom));
   sent_.resize(room);
   received_.resize(room * static_cast<size_t>(ranks));
   (void)device.together([&] {
-    MemoryOffer::make(device, what, offered).encode(sent_.data(), room);
+    MemoryOffer::make(device, what, offered)
+        .encode(sent_.data() + CopyEngine::kCallBytes, room - CopyEngine::kCallBytes);
     return Status();
   });
   collective = Collective::kAllGather;
@@ -58,7 +61,9 @@ Result<std::vector<MemoryOffer>> DeviceOperation::offers(const HostPeers& peers)
   std::vector<MemoryOffer> offers;
   size_t room = sent_.size();
   for (int r = 0; r < peers.count(); ++r) {
-    auto offer = MemoryOffer::decode(received_.data() + static_cast<size_t>(r) * room, room);
+    const std::byte* theirs = received_.data() + static_cast<size_t>(r) * room;
+    auto offer =
+        MemoryOffer::decode(theirs + CopyEngine::kCallBytes, room - CopyEngine::kCallBytes);
     if (!offer) return offer.status();
     if (r == peers.own()) offer.value().claim();
     offers.push_back(std::move(offer.value()));
@@ -84,9 +89,9 @@ Status DeviceOperation::launch(device::Device& device, device::Stream main, Devi
   auto all = offers(links.peers);
   if (!all) return all.status();
   return device.together([&]() -> Status {
-    intranode::CopyEngine::Between between;
+    CopyEngine::Between between;
     if (!exchanges.empty()) {
-      between = [&](const intranode::CopyEngine::Stages& stages) -> Status {
+      between = [&](const CopyEngine::Stages& stages) -> Status {
         // It may use the memory of the one before.
         std::vector<device::Event> after{ready_};
         if (before != nullptr) after.push_back(before->end_);

@@ -10,6 +10,7 @@ namespace smddp {
 namespace {
 
 using device::FlagStep;
+using intranode::CopyEngine;
 using intranode::MemoryOffer;
 
 constexpr size_t kCount = 1024;  // floats of a part
@@ -20,7 +21,7 @@ constexpr uint32_t kWaiting = 1, kWaited = 2, kCarriedOut = 3;
 // Small integers, whose sums are exact; never zero, and no two ranks' are equal.
 float value(size_t rank, size_t i) { return static_cast<float>((rank + 1) * (i % 61 + 1)); }
 
-size_t room() { return MemoryOffer::encoded_bytes({kBytes}); }
+size_t room() { return CopyEngine::kCallBytes + MemoryOffer::encoded_bytes({kBytes}); }
 
 Status fault(const std::string& what) { return {Code::kUnavailable, what}; }
 
@@ -109,13 +110,14 @@ Status PeerTrial::try_flags() {
   return because("waiting for a flag that the CPU sets: ", ended);
 }
 
-std::vector<std::byte> PeerTrial::offer() {
-  turn_ = device_.order().enter();
+std::vector<std::byte> PeerTrial::offer(uint64_t turn, uint32_t number) {
+  turn_ = turn;
   Status opened = open();
   std::vector<std::byte> bytes(room());
   MemoryOffer made = opened ? MemoryOffer::make(device_, {}, {{memory_, kBytes}})
                             : MemoryOffer::refuse(opened.message());
-  made.encode(bytes.data(), bytes.size());
+  made.encode(bytes.data() + CopyEngine::kCallBytes, bytes.size() - CopyEngine::kCallBytes);
+  engine_.call(number, bytes.data());
   return bytes;
 }
 
@@ -145,7 +147,8 @@ Status PeerTrial::import_all(const std::vector<std::byte>& encoded, intranode::I
                              std::vector<MemoryOffer>& offers) const {
   for (size_t r = 0; r < ranks(); ++r) {
     const std::string& name = peers_.name(static_cast<int>(r));
-    auto offer = MemoryOffer::decode(encoded.data() + r * room(), room());
+    auto offer = MemoryOffer::decode(encoded.data() + r * room() + CopyEngine::kCallBytes,
+                                     room() - CopyEngine::kCallBytes);
     if (!offer) return offer.status();
     if (!offer.value().refusal().empty()) return fault(name + ": " + offer.value().refusal());
     if (static_cast<int>(r) == peers_.own()) offer.value().claim();
@@ -163,12 +166,14 @@ Status PeerTrial::submit(const std::vector<std::byte>& encoded, intranode::Impor
                          bool sums) {
   std::vector<MemoryOffer> offers;
   if (Status s = import_all(encoded, imports, offers); !s) return s;
-  intranode::CopyEngine::Plan plan;
+  CopyEngine::Plan plan;
   if (sums) plan.sums.push_back({0, 0, kBytes, memory_ + (ranks() + 1) * kBytes});
   for (size_t r = 0; r < ranks(); ++r)
     plan.moves.push_back({static_cast<int>(r), 0, 0, kBytes, memory_ + (r + 1) * kBytes});
   auto work = engine_.resolve(plan, offers, imports);
   if (!work) return work.status();
+  auto last_call = CopyEngine::last_call(encoded.data(), room(), peers_.count());
+  device_.order().set_last_call(turn_, last_call);
   device_.order().begin(turn_);
   Status s = engine_.submit(work.value());
   if (s) s = device_.copy(main_, host_on_device_, memory_, parts() * kBytes);

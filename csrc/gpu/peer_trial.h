@@ -23,8 +23,9 @@ class PeerTrial {
   ~PeerTrial();
 
   // Tries this rank's device alone. What the ranks of the host send one another; of equal size on all ranks. Says
-  // also if this rank failed.
-  std::vector<std::byte> offer();
+  // also if this rank failed. `turn`: of the operation with the peers, whose number for CopyEngine::call() is
+  // `number`.
+  std::vector<std::byte> offer(uint64_t turn, uint32_t number);
   // Imports what all ranks offer, copies and, if `sums`, sums it by an operation of the engine, and compares.
   // `offers`: one after the other, by local index. The peers may read this rank's memory until they have ended it
   // too. Ok also where only a peer has failed; the engine is then used up.

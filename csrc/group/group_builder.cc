@@ -375,6 +375,7 @@ Status GroupBuilder::await_hosts() {
 void GroupBuilder::conclude(Group& group) noexcept {
   try {
     Engine::Lock lock = process_.engine().lock();
+    if (options_.whole_job) process_.set_on_one_host(topology().nodes() == 1);
     group.last_keys_ = joining_.take_last_keys();
     process_.forget_cause();  // of a measurement that failed
     if (!network_.source().empty())

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "common/clock.h"
+
 namespace smddp::intranode {
 
 using device::Device;
@@ -280,6 +282,33 @@ bool CopyEngine::reached(uint32_t number) const {
   auto* flags = reinterpret_cast<Flags*>(own_.mapping.data());
   uint32_t now = std::atomic_ref(flags->reached.value).load(std::memory_order_acquire);
   return static_cast<int32_t>(now - number) >= 0;
+}
+
+void CopyEngine::call(uint32_t number, std::byte* ns) {
+  auto* flags = reinterpret_cast<Flags*>(own_.mapping.data());
+  std::atomic_ref(flags->called).exchange(number, std::memory_order_seq_cst);
+  uint64_t now = now_ns();
+  std::memcpy(ns, &now, kCallBytes);
+}
+
+bool CopyEngine::called(uint32_t number) const {
+  for (const Mapping& theirs : mappings_) {
+    if (theirs.data() == nullptr) continue;  // this rank
+    auto* flags = reinterpret_cast<Flags*>(theirs.data());
+    uint32_t now = std::atomic_ref(flags->called).load(std::memory_order_seq_cst);
+    if (static_cast<int32_t>(now - number) < 0) return false;
+  }
+  return true;
+}
+
+uint64_t CopyEngine::last_call(const std::byte* all, size_t stride, int ranks) {
+  uint64_t last = 0;
+  for (int r = 0; r < ranks; ++r) {
+    uint64_t ns = 0;
+    std::memcpy(&ns, all + static_cast<size_t>(r) * stride, kCallBytes);
+    last = std::max(last, ns);
+  }
+  return last;
 }
 
 void CopyEngine::release() {

@@ -36,6 +36,9 @@ class Process {
   Network& network() { return network_; }
   // In what the first group of the whole job has told of its processes, for further groups.
   OwnPlace& place() { return place_; }
+  // Whether a group of the whole job has shown that all of the job's ranks are on this host.
+  bool on_one_host() const { return on_one_host_; }
+  void set_on_one_host(bool all) { on_one_host_ = all; }
   // Memory for the groups' fragments.
   StagingPool& staging() { return staging_; }
   // Why the first group broke, or could not be made, since this process last began to make one, as the end of a
@@ -66,6 +69,7 @@ class Process {
   Network network_;
   intranode::Neighbors neighbors_;
   OwnPlace place_;
+  bool on_one_host_ = false;
   Engine engine_;  // destroyed first
 };
 

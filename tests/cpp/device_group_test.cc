@@ -220,11 +220,11 @@ TEST(DeviceGroup, PeersEndTheirMappingsBeforeTheOwnerFreesTheMemory) {
   });
 }
 
-// A further group of the same three ranks.
+// A further group of ranks.
 struct FurtherGroup {
-  FurtherGroup(DeviceRank& rank, const std::string& name)
+  FurtherGroup(DeviceRank& rank, const std::string& name, const std::vector<Rank>& of = {0, 1, 2})
       : r(rank),
-        ranks(value_of(r.context.group.subgroup(r.context.store, name, {0, 1, 2}))),
+        ranks(value_of(r.context.group.subgroup(r.context.store, name, of))),
         main(value_of(r.gpu.create_stream())),
         group(value_of(DeviceGroup::create(r.context.process, *ranks, r.context.store, {}, &r.gpu,
                                            &r.imports, main, 60'000'000'000))) {}
@@ -241,10 +241,13 @@ struct FurtherGroup {
 
 // Operations of two groups, each with more commands than a stream takes: while a rank submits one, its device
 // takes no other. So all ranks have to submit them in the same order.
-TEST(DeviceGroup, TwoGroupsWithFullStreamsDoNotBlockEachOther) {
+class DeviceGroups : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(OnOneHost, DeviceGroups, testing::Bool());
+
+TEST_P(DeviceGroups, TwoGroupsWithFullStreamsDoNotBlockEachOther) {
   constexpr size_t kTensors = 100, kCount = 8;
   constexpr int kTurns = 40;
-  run_jobs("aaa", [&](DeviceRank& r, Job& job) {
+  auto body = [&](DeviceRank& r, Job& job) {
     FurtherGroup second(r, "second");
     float* in = r.floats(kTensors * kCount);
     for (size_t i = 0; i < kTensors * kCount; ++i) in[i] = value(r.context.rank, i, 0);
@@ -268,7 +271,81 @@ TEST(DeviceGroup, TwoGroupsWithFullStreamsDoNotBlockEachOther) {
         ASSERT_EQ(out[i],
                   value(static_cast<int>(i / (kTensors * kCount)), i % (kTensors * kCount), 0));
     }
-  });
+  };
+  run_jobs("aaa", body, GetParam());
+}
+
+// Groups with different ranks, whose operations become complete in another order than they were called, as ranks are
+// late by turns. They have more commands than streams take.
+TEST_P(DeviceGroups, GroupsOfPairsWithFullStreamsDoNotBlockOneAnother) {
+  constexpr size_t kCount = 100;
+  constexpr int kTurns = 200;
+  auto body = [&](DeviceRank& r, Job&) {
+    const int me = r.context.rank;
+    struct Pair {
+      std::unique_ptr<FurtherGroup> of;
+      int other;  // rank
+      float* out;
+      std::vector<std::shared_ptr<DeviceOperation>> ops;
+    };
+    std::deque<Pair> pairs;
+    for (auto [a, b] : {std::pair(0, 1), {1, 2}, {0, 2}}) {
+      if (me != a && me != b) continue;
+      auto of = std::make_unique<FurtherGroup>(r, "pair" + std::to_string(a) + std::to_string(b),
+                                               std::vector<Rank>{a, b});
+      pairs.push_back({std::move(of), a + b - me, r.floats(2 * kCount), {}});
+    }
+    float* in = r.floats(kCount);
+    for (size_t i = 0; i < kCount; ++i) in[i] = value(me, i, 0);
+    for (int turn = 0; turn < kTurns; ++turn) {
+      for (Pair& pair : pairs) {
+        if ((turn * 7 + me * 3 + pair.other) % 23 == 0)
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        auto op = std::make_shared<JobOperation>();
+        op->what.collective = Collective::kAllGather;
+        op->what.bytes = kCount * 4;
+        int mine = me < pair.other ? 0 : 1;
+        plan_gather(*op, {pair.of->group->topology(), mine, false, false, true, {}},
+                    {{bytes(in), kCount * 4}},
+                    {{bytes(pair.out), kCount * 4}, {bytes(pair.out + kCount), kCount * 4}});
+        ASSERT_TRUE(works(pair.of->group->submit(op, r.user)));
+        pair.ops.push_back(op);
+      }
+    }
+    for (Pair& pair : pairs) {
+      for (auto& op : pair.ops) ASSERT_TRUE(works(pair.of->group->order(*op, r.user)));
+    }
+    EXPECT_TRUE(r.gpu.synchronize(r.user).ok());
+    for (Pair& pair : pairs) {
+      for (int part : {0, 1}) {
+        int from = (part == 0) == (me < pair.other) ? me : pair.other;
+        EXPECT_EQ(pair.out[static_cast<size_t>(part) * kCount + 7], value(from, 7, 0));
+      }
+    }
+  };
+  run_jobs("aaa", body, GetParam());
+}
+
+// An operation that a rank calls late, or in another order, holds up only its own group.
+TEST(DeviceGroup, AnOperationThatARankHasNotCalledHoldsUpNoOtherGroup) {
+  constexpr size_t kCount = 100;
+  RankBarrier done(3);
+  run_jobs(
+      "aaa",
+      [&](DeviceRank& r, Job& job) {
+        FurtherGroup second(r, "second");
+        float *in = r.floats(kCount), *outs[2] = {r.floats(3 * kCount), r.floats(3 * kCount)};
+        auto late = job.gather(in, outs[0], kCount), op = job.gather(in, outs[1], kCount);
+        if (r.context.rank != 1) ASSERT_TRUE(works(r.group->submit(late, r.user)));
+        auto from = std::chrono::steady_clock::now();
+        ASSERT_TRUE(works(second.group->submit(op, r.user)));
+        ASSERT_TRUE(works(second.group->order(*op, r.user)));
+        EXPECT_LT(std::chrono::steady_clock::now() - from, std::chrono::milliseconds(500));
+        done.arrive_and_wait();
+        if (r.context.rank == 1) ASSERT_TRUE(works(r.group->submit(late, r.user)));
+        EXPECT_TRUE(works(r.wait(*late)));
+      },
+      true);
 }
 
 // On a GPU streams share eight hardware queues, and a stream that waits holds up all others of its queue.

@@ -225,9 +225,11 @@ struct Checked {
 };
 
 // run_world(), with a device of its own for each rank, and a Job that makes the rank's operations.
-inline void run_jobs(const std::string& layout,
-                     const std::function<void(DeviceRank&, Job&)>& body) {
+// `on_one_host`: as after a group of the whole job.
+inline void run_jobs(const std::string& layout, const std::function<void(DeviceRank&, Job&)>& body,
+                     bool on_one_host = false) {
   run_world(layout, [&](RankContext& context) {
+    context.process.set_on_one_host(on_one_host);
     DeviceRank r(context);
     ASSERT_TRUE(r.group);
     Job job(r);

@@ -25,7 +25,8 @@ TEST(HostDevice, ARecallWaitsForAProcessThatDoesNotAnswerOnlyForAWhile) {
 
 TEST(SubmissionOrder, FollowsTheCallsAndPassesThoseThatCannotStart) {
   device::SubmissionOrder order;
-  uint64_t first = order.enter(), second = order.enter(), third = order.enter();
+  auto enter = [&order] { return order.enter(0, [] { return false; }); };
+  uint64_t first = enter(), second = enter(), third = enter();
   std::atomic<bool> began{false};
   std::thread later([&] {
     order.begin(second);
@@ -37,13 +38,41 @@ TEST(SubmissionOrder, FollowsTheCallsAndPassesThoseThatCannotStart) {
   EXPECT_FALSE(began);
   order.end(first);
   later.join();
-  uint64_t fourth = order.enter();
+  uint64_t fourth = enter();
   auto from = std::chrono::steady_clock::now();
   order.begin(fourth);  // `third` never begins
   EXPECT_GE(std::chrono::steady_clock::now() - from, std::chrono::milliseconds(900));
   order.end(fourth);
   order.begin(third);
   order.end(third);
+}
+
+TEST(SubmissionOrder, FollowsTheLastCallsAndWaitsForNoneToCome) {
+  device::SubmissionOrder order;
+  order.set_by_last_call(true);
+  std::atomic<bool> told{false}, began{false};
+  auto late = order.enter(0, [&] { return told.load(); });
+  auto first = order.enter(1, [] { return true; }), second = order.enter(2, [] { return true; });
+  auto from = std::chrono::steady_clock::now();
+  order.set_last_call(second, 10);
+  std::thread later([&] {
+    order.begin(second);  // once it is known whether `first` comes before it
+    began = true;
+    order.end(second);
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_FALSE(began);
+  order.set_last_call(first, 9);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_FALSE(began);
+  order.begin(first);
+  order.end(first);
+  later.join();
+  EXPECT_LT(std::chrono::steady_clock::now() - from, std::chrono::milliseconds(700));
+  told = true;
+  order.set_last_call(late, 20);
+  order.begin(late);
+  order.end(late);
 }
 
 TEST(HostDevice, StreamsRunInOrderAndEventsOrderStreams) {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 import weakref
 from enum import Enum
 from types import SimpleNamespace
@@ -304,6 +305,25 @@ def several_groups_share_a_device(ctx: Context) -> None:
     for group in groups:
         if dist.get_rank(group) >= 0:
             dist.destroy_process_group(group)
+
+
+@on("AAA")
+def a_call_that_a_rank_has_yet_to_make_holds_up_no_other_group(ctx: Context) -> None:
+    second = dist.new_group()
+    late, tensor = (host_empty(1000, torch.float32).fill_(1) for _ in range(2))
+    for group in (None, second):
+        dist.all_reduce(host_empty(1000, torch.float32).fill_(1), group=group)
+    if ctx.rank != 1:
+        work = dist.all_reduce(late, async_op=True)
+    begin = time.monotonic()
+    dist.all_reduce(tensor, group=second)
+    taken = time.monotonic() - begin
+    if ctx.rank == 1:
+        work = dist.all_reduce(late, async_op=True)
+    work.wait()
+    assert late[999].item() == tensor[999].item() == ctx.size
+    assert taken < 0.8, taken
+    dist.destroy_process_group(second)
 
 
 # ---- several hosts
