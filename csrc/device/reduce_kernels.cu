@@ -8,8 +8,7 @@
 
 using namespace smddp::kernels;
 
-// One block uses a whole multiprocessor: it has as many threads as fit, and each thread has up to
-// 8 reads of 16 bytes in flight.
+// One block uses a whole multiprocessor: it has as many threads as fit.
 #define SMDDP_KERNEL(type, element, name, op, suffix)                                      \
   extern "C" __global__ void __launch_bounds__(1024, 1)                                    \
       smddp_reduce_##name##_##suffix(const __grid_constant__ Reduction reduction) {        \

@@ -58,6 +58,15 @@ struct BFloat16 {
     return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 #endif
   }
+  SMDDP_BOTH static void widen_pair(uint32_t pair, float* to) {
+    to[0] = bits_of<float>(pair << 16);
+    to[1] = bits_of<float>(pair & 0xffff0000);
+  }
+#if defined(__CUDA_ARCH__)
+  SMDDP_BOTH static uint32_t narrow_pair(float low, float high) {
+    return bits_of<uint32_t>(__floats2bfloat162_rn(low, high));
+  }
+#endif
 };
 
 struct Float16 {
@@ -90,7 +99,55 @@ struct Float16 {
     return static_cast<uint16_t>(half | sign);
 #endif
   }
+  SMDDP_BOTH static void widen_pair(uint32_t pair, float* to) {
+    to[0] = widen(static_cast<uint16_t>(pair));
+    to[1] = widen(static_cast<uint16_t>(pair >> 16));
+  }
+#if defined(__CUDA_ARCH__)
+  SMDDP_BOTH static uint32_t narrow_pair(float low, float high) {
+    return bits_of<uint32_t>(__floats2half2_rn(low, high));
+  }
+#endif
 };
+
+// The elements of a lane, two at once where the type is a half.
+template <class Element>
+inline constexpr int kInLane = static_cast<int>(sizeof(Lane) / sizeof(typename Element::Memory));
+template <class Element>
+inline constexpr bool kIsHalf = !std::is_same_v<typename Element::Memory, typename Element::Sum>;
+
+template <class Element>
+SMDDP_BOTH void widen_lane(const Lane& lane, typename Element::Sum (&to)[kInLane<Element>]) {
+  if constexpr (kIsHalf<Element>) {
+    SMDDP_UNROLL
+    for (int w = 0; w < 4; ++w) Element::widen_pair(lane.word[w], to + 2 * w);
+  } else {
+    memcpy(to, &lane, sizeof lane);
+  }
+}
+
+template <class Element>
+SMDDP_BOTH Lane narrow_lane(const typename Element::Sum (&from)[kInLane<Element>]) {
+  Lane lane;
+#if defined(__CUDA_ARCH__)
+  if constexpr (kIsHalf<Element>) {
+    // The conversion of a pair gives a NaN other bits.
+    bool numbers = true;
+    SMDDP_UNROLL
+    for (int e = 0; e < kInLane<Element>; ++e) numbers &= from[e] == from[e];
+    if (numbers) {
+      SMDDP_UNROLL
+      for (int w = 0; w < 4; ++w) lane.word[w] = Element::narrow_pair(from[2 * w], from[2 * w + 1]);
+      return lane;
+    }
+  }
+#endif
+  typename Element::Memory x[kInLane<Element>];
+  SMDDP_UNROLL
+  for (int e = 0; e < kInLane<Element>; ++e) x[e] = Element::narrow(from[e]);
+  memcpy(&lane, x, sizeof lane);
+  return lane;
+}
 
 // --- operations -------------------------------------------------------------------------------------
 
@@ -131,15 +188,24 @@ struct MaximumOf {
   }
 };
 
-// Multiplication by the inverse of a power of two gives the quotient to the bit. Integers are not divided.
-template <class S>
-SMDDP_BOTH S divided(S sum, int by) {
-  if constexpr (std::is_floating_point_v<S>) {
-    if (by > 1 && (by & (by - 1)) == 0) return sum * (S(1) / static_cast<S>(by));
-    if (by > 1) return sum / static_cast<S>(by);
+// What becomes of a sum: itself, or its quotient. Multiplication by the inverse of a power of two gives the
+// quotient to the bit. Integers are not divided.
+struct Whole {
+  template <class S>
+  SMDDP_BOTH S operator()(S sum) const {
+    return sum;
   }
-  return sum;
-}
+};
+template <class S>
+struct Scaled {
+  S by;
+  SMDDP_BOTH S operator()(S sum) const { return sum * by; }
+};
+template <class S>
+struct Divided {
+  S by;
+  SMDDP_BOTH S operator()(S sum) const { return sum / by; }
+};
 
 // --- the share of one thread -------------------------------------------------------------------------
 
@@ -163,93 +229,142 @@ SMDDP_BOTH Parts parts_of(const Reduction& r, size_t element_size) {
   return {head, (r.count - head) * element_size / sizeof(Lane)};
 }
 
-// Reduces the elements of kLanes lanes of 16 bytes, `stride` bytes apart, from byte `at` on. The sources have
-// aligned lanes there. If the destination has not, its elements are written one by one.
-template <class Element, class Op, int kLanes>
-SMDDP_BOTH void reduce_lanes(const Reduction& r, size_t at, size_t stride) {
-  using Memory = typename Element::Memory;
-  using Sum = typename Element::Sum;
-  constexpr int kEach = static_cast<int>(sizeof(Lane) / sizeof(Memory));
-  // So many sources are read before the first of them is added: their reads are under way together. A half
-  // type's sums take twice the registers of its lanes.
-  constexpr int kTogether = sizeof(Memory) == 2 ? 3 : 4;
-  Sum sum[kLanes][kEach] = {};
-  for (size_t k = 0; k < r.sources_count; k += kTogether) {
-    Lane lane[kTogether][kLanes];
-    SMDDP_UNROLL
-    for (int j = 0; j < kTogether; ++j) {
-      if (k + static_cast<size_t>(j) >= r.sources_count) continue;
-      const char* source = static_cast<const char*>(r.sources[k + static_cast<size_t>(j)]) + at;
-      SMDDP_UNROLL
-      for (int i = 0; i < kLanes; ++i)
-        lane[j][i] = *reinterpret_cast<const Lane*>(source + static_cast<size_t>(i) * stride);
-    }
-    SMDDP_UNROLL
-    for (int j = 0; j < kTogether; ++j) {
-      if (k + static_cast<size_t>(j) >= r.sources_count) continue;
-      bool first = k == 0 && j == 0;
-      SMDDP_UNROLL
-      for (int i = 0; i < kLanes; ++i) {
-        Memory x[kEach];
-        memcpy(x, &lane[j][i], sizeof x);
-        SMDDP_UNROLL
-        for (int e = 0; e < kEach; ++e) {
-          Sum element = Element::widen(x[e]);
-          sum[i][e] = first ? element : Op::apply(sum[i][e], element);
-        }
-      }
-    }
-  }
-  char* to = static_cast<char*>(r.destination) + at;
-  const bool in_lanes = place_in_lane(to) == 0;
+// Adds up the lanes of the next sources; the first of all sources is taken as it is.
+template <class Element, class Op, int kSources>
+SMDDP_BOTH void add_lanes(typename Element::Sum (&sum)[kInLane<Element>],
+                          const Lane (&lane)[kSources], int sources, bool first) {
   SMDDP_UNROLL
-  for (int i = 0; i < kLanes; ++i) {
-    Memory x[kEach];
+  for (int j = 0; j < kSources; ++j) {
+    if (j >= sources) continue;
+    typename Element::Sum element[kInLane<Element>];
+    widen_lane<Element>(lane[j], element);
     SMDDP_UNROLL
-    for (int e = 0; e < kEach; ++e) x[e] = Element::narrow(divided(sum[i][e], r.divisor));
-    char* here = to + static_cast<size_t>(i) * stride;
-    if (in_lanes) {
-      Lane lane;
-      memcpy(&lane, x, sizeof lane);
-      *reinterpret_cast<Lane*>(here) = lane;
-    } else {
-      SMDDP_UNROLL
-      for (int e = 0; e < kEach; ++e) reinterpret_cast<Memory*>(here)[e] = x[e];
-    }
+    for (int e = 0; e < kInLane<Element>; ++e)
+      sum[e] = first && j == 0 ? element[e] : Op::apply(sum[e], element[e]);
   }
 }
 
+template <class Element, class Quotient>
+SMDDP_BOTH void write_lane(typename Element::Sum (&sum)[kInLane<Element>], char* to, bool in_lanes,
+                           Quotient quotient) {
+  SMDDP_UNROLL
+  for (int e = 0; e < kInLane<Element>; ++e) sum[e] = quotient(sum[e]);
+  Lane lane = narrow_lane<Element>(sum);
+  if (in_lanes) {
+    *reinterpret_cast<Lane*>(to) = lane;
+  } else {
+    typename Element::Memory x[kInLane<Element>];
+    memcpy(x, &lane, sizeof lane);
+    SMDDP_UNROLL
+    for (int e = 0; e < kInLane<Element>; ++e)
+      reinterpret_cast<typename Element::Memory*>(to)[e] = x[e];
+  }
+}
+
+SMDDP_BOTH Lane lane_at(const Reduction& r, size_t source, size_t at) {
+  return *reinterpret_cast<const Lane*>(static_cast<const char*>(r.sources[source]) + at);
+}
+
+// Reduces the elements of kLanes lanes of 16 bytes, `stride` bytes apart, from byte `at` on. The sources have
+// aligned lanes there. If the destination has not, its elements are written one by one. All reads of
+// kSources sources, which are all there are, are under way together.
+template <class Element, class Op, int kSources, int kLanes, class Quotient>
+SMDDP_BOTH void reduce_lanes(const Reduction& r, size_t at, size_t stride, Quotient quotient) {
+  char* to = static_cast<char*>(r.destination) + at;
+  const bool in_lanes = place_in_lane(to) == 0;
+  Lane lane[kLanes][kSources];
+  SMDDP_UNROLL
+  for (int i = 0; i < kLanes; ++i) {
+    SMDDP_UNROLL
+    for (int j = 0; j < kSources; ++j)
+      lane[i][j] = lane_at(r, static_cast<size_t>(j), at + static_cast<size_t>(i) * stride);
+  }
+  SMDDP_UNROLL
+  for (int i = 0; i < kLanes; ++i) {
+    typename Element::Sum sum[kInLane<Element>];
+    add_lanes<Element, Op>(sum, lane[i], kSources, true);
+    write_lane<Element>(sum, to + static_cast<size_t>(i) * stride, in_lanes, quotient);
+  }
+}
+
+// The same of any number of sources, of which kTogether are read at a time.
+template <class Element, class Op, int kTogether, class Quotient>
+SMDDP_BOTH void reduce_lane(const Reduction& r, size_t at, Quotient quotient) {
+  char* to = static_cast<char*>(r.destination) + at;
+  typename Element::Sum sum[kInLane<Element>] = {};
+  for (size_t k = 0; k < r.sources_count; k += kTogether) {
+    Lane lane[kTogether];
+    const size_t left = r.sources_count - k;
+    SMDDP_UNROLL
+    for (int j = 0; j < kTogether; ++j) {
+      if (static_cast<size_t>(j) < left) lane[j] = lane_at(r, k + static_cast<size_t>(j), at);
+    }
+    add_lanes<Element, Op>(sum, lane, static_cast<int>(left), k == 0);
+  }
+  write_lane<Element>(sum, to, place_in_lane(to) == 0, quotient);
+}
+
 // Reduces element i alone.
-template <class Element, class Op>
-SMDDP_BOTH void reduce_one(const Reduction& r, size_t i) {
+template <class Element, class Op, class Quotient>
+SMDDP_BOTH void reduce_one(const Reduction& r, size_t i, Quotient quotient) {
   using Memory = typename Element::Memory;
   using Sum = typename Element::Sum;
   Sum sum = Element::widen(static_cast<const Memory*>(r.sources[0])[i]);
   for (size_t k = 1; k < r.sources_count; ++k) {
     sum = Op::apply(sum, Element::widen(static_cast<const Memory*>(r.sources[k])[i]));
   }
-  static_cast<Memory*>(r.destination)[i] = Element::narrow(divided(sum, r.divisor));
+  static_cast<Memory*>(r.destination)[i] = Element::narrow(quotient(sum));
 }
 
-// Reduces the share of thread `thread` of `threads`.
+// Reduces the share of thread `thread` of `threads`: of kSources sources kLanes lanes at a time, or (0) of any number
+// of sources one.
+template <class Element, class Op, int kSources, int kLanes, class Quotient>
+SMDDP_BOTH void reduce_share_of(const Reduction& r, size_t thread, size_t threads,
+                                Quotient quotient) {
+  constexpr size_t kSize = sizeof(typename Element::Memory);
+  const auto [head, lanes] = parts_of(r, kSize);
+  for (size_t i = thread; i < head; i += threads) reduce_one<Element, Op>(r, i, quotient);
+  size_t lane = thread;
+  if constexpr (kSources > 0) {
+    for (; lane + (kLanes - 1) * threads < lanes; lane += kLanes * threads) {
+      reduce_lanes<Element, Op, kSources, kLanes>(r, head * kSize + lane * sizeof(Lane),
+                                                  threads * sizeof(Lane), quotient);
+    }
+  }
+  for (; lane < lanes; lane += threads)
+    reduce_lane<Element, Op, 4>(r, head * kSize + lane * sizeof(Lane), quotient);
+  for (size_t i = head + lanes * sizeof(Lane) / kSize + thread; i < r.count; i += threads) {
+    reduce_one<Element, Op>(r, i, quotient);
+  }
+}
+
+// For sums in fp32 of as many ranks as hosts have, the number of sources is known to the compiler. That, and pairs in
+// place of single halves, doubles the rate of bf16; with as many lanes as here it is highest, of those that the
+// registers of 1,024 threads hold (benchmarks/results/2026-11-27-gpu-h200).
+template <class Element, class Op, class Quotient>
+SMDDP_BOTH void reduce_share_by(const Reduction& r, size_t thread, size_t threads,
+                                Quotient quotient) {
+  if constexpr (std::is_same_v<typename Element::Sum, float> && std::is_same_v<Op, SumOf>) {
+    if (r.sources_count == 2)
+      return reduce_share_of<Element, Op, 2, 4>(r, thread, threads, quotient);
+    if (r.sources_count == 4)
+      return reduce_share_of<Element, Op, 4, 2>(r, thread, threads, quotient);
+    if (r.sources_count == 8)
+      return reduce_share_of<Element, Op, 8, 2>(r, thread, threads, quotient);
+  }
+  reduce_share_of<Element, Op, 0, 1>(r, thread, threads, quotient);
+}
+
 template <class Element, class Op>
 SMDDP_BOTH void reduce_share_as(const Reduction& r, size_t thread, size_t threads) {
-  constexpr size_t kSize = sizeof(typename Element::Memory);
-  // Of each source; more would not fit the registers of 1,024 threads.
-  constexpr int kLanes = kSize == 1 ? 1 : 2;
-  const auto [head, lanes] = parts_of(r, kSize);
-  for (size_t i = thread; i < head; i += threads) reduce_one<Element, Op>(r, i);
-  size_t lane = thread;
-  for (; lane + (kLanes - 1) * threads < lanes; lane += kLanes * threads) {
-    reduce_lanes<Element, Op, kLanes>(r, head * kSize + lane * sizeof(Lane),
-                                      threads * sizeof(Lane));
+  using Sum = typename Element::Sum;
+  if constexpr (std::is_floating_point_v<Sum> && std::is_same_v<Op, SumOf>) {
+    const auto by = static_cast<Sum>(r.divisor);
+    if (r.divisor > 1 && (r.divisor & (r.divisor - 1)) == 0)
+      return reduce_share_by<Element, Op>(r, thread, threads, Scaled<Sum>{1 / by});
+    if (r.divisor > 1) return reduce_share_by<Element, Op>(r, thread, threads, Divided<Sum>{by});
   }
-  for (; lane < lanes; lane += threads) {
-    reduce_lanes<Element, Op, 1>(r, head * kSize + lane * sizeof(Lane), 0);
-  }
-  for (size_t i = head + lanes * sizeof(Lane) / kSize + thread; i < r.count; i += threads) {
-    reduce_one<Element, Op>(r, i);
-  }
+  reduce_share_by<Element, Op>(r, thread, threads, Whole{});
 }
 
 // The operations, with their part of a kernel's name: smddp_reduce_<type>_<operation>.

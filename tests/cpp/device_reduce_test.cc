@@ -98,8 +98,11 @@ TEST(DeviceReduce, AnySizeOffsetAndNumberOfThreads) {
       for (size_t offset : {size_t{0}, size, 16 - size}) {
         for (size_t threads : {1, 3, 32}) {
           for (size_t askew : {size_t{0}, size}) {
-            for (size_t apart : {size_t{0}, size, 16 - size})
-              compare(dtype, ReduceOp::kSum, count, 3, offset, askew, apart, threads, random);
+            for (size_t apart : {size_t{0}, size, 16 - size}) {
+              for (size_t sources : {2, 3, 8})
+                compare(dtype, ReduceOp::kSum, count, sources, offset, askew, apart, threads,
+                        random);
+            }
           }
         }
       }
