@@ -68,13 +68,15 @@ void DeviceGroup::leave() {
     release(now_ns());
   }
   changed_.notify_all();
-  // watch() still releases the streams in which this thread may wait for room.
+  due_.notify_all();
+  // watch() still releases the streams in which a thread that submits may wait for room.
   if (submitter_.joinable()) submitter_.join();
   {
-    std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return !submitting_; });
     stop_ = true;
   }
-  changed_.notify_all();
+  busy_.notify_all();
   if (watch_.joinable()) watch_.join();
   {
     // Operations that these still end may call back: they are destroyed without a lock, the pipelines
@@ -132,7 +134,7 @@ Status DeviceGroup::submit(const std::shared_ptr<DeviceOperation>& operation,
     std::lock_guard lock(mutex_);
     if (!broken_) told_ = false;  // the CPU's group may have been told before it had the call
   }
-  changed_.notify_all();
+  busy_.notify_all();
   if (!op.captured_) return {};
   if (!engine_.wait(op)) return ending_with(op);
   std::unique_lock lock(mutex_);
@@ -149,8 +151,10 @@ void DeviceGroup::exchanged(DeviceOperation& operation) {
   std::unique_lock lock(mutex_);
   operation.exchanged_ = true;
   if (stop_) return submit_ready(lock, nullptr);  // fails it
+  // Who waits for the exchange may have seen its end, and wait for this.
+  std::condition_variable& waits = operation.submitter_waits_ ? changed_ : due_;
   lock.unlock();
-  changed_.notify_all();
+  waits.notify_all();
 }
 
 bool DeviceGroup::may_submit(const DeviceOperation* recorded) const {
@@ -193,6 +197,7 @@ void DeviceGroup::submit_ready(std::unique_lock<std::mutex>& lock,
     if (!on_device) std::erase(in_flight_, op);
     lock.unlock();
     changed_.notify_all();
+    if (recorded != nullptr) due_.notify_all();
     // These calls may start further operations.
     if (op->began_) op->on_submitted();
     if (!on_device) op->close();
@@ -206,8 +211,8 @@ void DeviceGroup::submit_all() {
   auto due = [this] { return closing_ || !closed_.empty() || may_submit(nullptr); };
   while (!closing_) {
     if (in_flight_.empty()) {
-      changed_.wait(lock, due);
-    } else if (!changed_.wait_for(lock, kAsk, due)) {
+      due_.wait(lock, due);
+    } else if (!due_.wait_for(lock, kAsk, due)) {
       ask_device(lock);
     }
     std::vector<std::shared_ptr<DeviceOperation>> closed;
@@ -232,14 +237,24 @@ void DeviceGroup::ask_device(std::unique_lock<std::mutex>& lock) {
   if (!asked) give_up(std::move(asked));
 }
 
-bool DeviceGroup::await_ranks(const DeviceOperation& op, std::chrono::nanoseconds timeout) {
-  return engine_.wait(op, timeout) || engine_.ended();  // order() says which
+bool DeviceGroup::await_ranks(DeviceOperation& op, std::chrono::nanoseconds timeout) {
+  std::unique_lock lock(mutex_);
+  op.submitter_waits_ = true;
+  lock.unlock();
+  if (engine_.wait(op, timeout) || engine_.ended()) return true;  // order() says which, and submits
+  lock.lock();
+  op.submitter_waits_ = false;
+  if (op.exchanged_) due_.notify_all();
+  return false;
 }
 
 Status DeviceGroup::order(DeviceOperation& op, device::Stream stream) {
   if (!engine_.wait(op)) return ending_with(op);
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return op.submitted_; });
+  while (!op.submitted_) {
+    changed_.wait(lock, [&] { return op.submitted_ || may_submit(nullptr); });
+    submit_ready(lock, nullptr);
+  }
   if (!op.outcome_) return op.outcome_;
   if (!broken_ && !op.succeeded_) return broken_;
   lock.unlock();
@@ -276,6 +291,7 @@ void DeviceGroup::abort(const std::string& reason) {
   asked_ = true;
   give_up({Code::kAborted, reason});
   changed_.notify_all();
+  busy_.notify_all();
 }
 
 void DeviceGroup::give_up(Status why) {

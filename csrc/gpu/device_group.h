@@ -7,10 +7,11 @@
 // that is until its peers of the host have made the call and its streams have room.
 //
 // A thread that submits blocks in the driver while a stream is full, for as long as the stream waits for a
-// peer or for the network; then every thread blocks that calls the device. So one thread of the group does
-// nothing but submit, in one order for all groups (device/submission_order.h), and holds no lock
-// while it does. The thread that watches learns from a word in host memory what the device has done, and
-// never calls the device; nor do threads that drive the network.
+// peer or for the network; then every thread blocks that calls the device. So a thread that submits holds no lock
+// while it does: one of the group that does nothing else, or one that waits for the operation anyway, which spares
+// two wake-ups. Operations are submitted in one order for all groups (device/submission_order.h). The
+// thread that watches learns from a word in host memory what the device has done, and never calls the device; nor do
+// threads that drive the network.
 //
 // The torch module makes it and calls it. It knows the device only by device/device.h.
 #pragma once
@@ -52,7 +53,7 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
   Status submit(const std::shared_ptr<DeviceOperation>& operation, device::Stream callers);
   // Waits until all ranks have called the operation or it has failed, for at most `timeout` (zero: no
   // limit). False after that.
-  bool await_ranks(const DeviceOperation& operation, std::chrono::nanoseconds timeout);
+  bool await_ranks(DeviceOperation& operation, std::chrono::nanoseconds timeout);
   // Work submitted to `stream` from now on waits for the operation. The host waits until the operation is
   // submitted.
   Status order(DeviceOperation& operation, device::Stream stream);
@@ -111,7 +112,8 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
       DeviceLinks::kTrialCall;  // under calls_: the last number for CopyEngine::call()
 
   std::mutex mutex_;  // not held while the device is called
-  std::condition_variable changed_;
+  // For those who wait for an operation, or for the end; for the thread that submits; for the one that watches.
+  std::condition_variable changed_, due_, busy_;
   std::deque<std::shared_ptr<DeviceOperation>> pending_;  // called, not submitted
   std::deque<std::shared_ptr<DeviceOperation>>
       in_flight_;  // being submitted or submitted, not closed

@@ -22,13 +22,13 @@ constexpr uint64_t kEndGraceNs = 500'000'000, kReleaseGraceNs = 1'000'000'000;
 void DeviceGroup::watch() {
   std::unique_lock lock(mutex_);
   while (!stop_ || !told_) {
-    changed_.wait(lock,
-                  [this] { return stop_ || !told_ || !pending_.empty() || !in_flight_.empty(); });
+    busy_.wait(lock,
+               [this] { return stop_ || !told_ || !pending_.empty() || !in_flight_.empty(); });
     if (stop_ && told_) break;
     Status looked = without_exceptions([&] { return look(lock); });
     if (!lock.owns_lock()) lock.lock();
     if (!looked) give_up(std::move(looked));
-    changed_.wait_for(lock, kLook, [this] { return stop_.load(); });
+    busy_.wait_for(lock, kLook, [this] { return stop_.load(); });
   }
 }
 
@@ -67,7 +67,7 @@ Status DeviceGroup::look(std::unique_lock<std::mutex>& lock) {
   for (auto& op : closed) op->close();
   lock.lock();
   std::move(closed.begin(), closed.end(), std::back_inserter(closed_));
-  changed_.notify_all();
+  due_.notify_all();
   return {};
 }
 

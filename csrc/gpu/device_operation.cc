@@ -107,12 +107,12 @@ Status DeviceOperation::launch(device::Device& device, device::Stream main, Devi
       main = callers_;
       s = links.copy_engine->record(work.value(), main);
     } else {
-      s = device.wait(main, ready_);
-      if (s) s = links.copy_engine->submit(work.value(), between);
+      if (s = device.wait(main, ready_); !s) return s;
+      s = links.copy_engine->submit(work.value(), number_on_device_, between);
     }
     // The end of what was submitted, so that it can be released. Streams that wait for the event come after the
-    // word.
-    Status end = captured_ ? Status() : links.copy_engine->mark(number_on_device_);
+    // word of its number.
+    Status end = s || captured_ ? Status() : links.copy_engine->mark(number_on_device_);
     if (end) end = device.record(end_, main);
     in_part_ = !s && end;
     if (s) s = std::move(end);

@@ -75,7 +75,8 @@ class DeviceOperation : public Operation {
       false;  // into a graph: the thread that records the graph submits it, to its own stream
   device::Stream callers_ = nullptr;
   std::atomic<bool> exchanged_{false};
-  uint64_t turn_ = 0;  // among all operations of the device
+  bool submitter_waits_ = false;  // a thread waits for the exchange, and then submits
+  uint64_t turn_ = 0;             // among all operations of the device
   uint32_t number_on_device_ =
       0;                    // the group's streams set it once they are done with the operation
   bool submitted_ = false;  // to the device, or failed

@@ -9,6 +9,14 @@ namespace smddp::intranode {
 
 using device::Device;
 
+namespace {
+
+// With no more bytes, copies on several streams at once do not pay for the events between them: a copy takes some
+// microseconds of an H200's driver, and as long on the device up to 1 MiB (benchmarks/results/2026-11-27-gpu-h200).
+constexpr size_t kFew = 1 << 20;
+
+}  // namespace
+
 Result<std::unique_ptr<CopyEngine>> CopyEngine::create(device::Device& device, device::Stream main,
                                                        int index, int ranks) {
   std::unique_ptr<CopyEngine> engine(new CopyEngine(device, main, index, ranks));
@@ -93,17 +101,18 @@ Status CopyEngine::flush(device::Stream stream, Steps& steps) {
   return s;
 }
 
-Status CopyEngine::submit(const Work& work, const Between& between) {
-  return between ? submit_around(work, between) : submit(work, main_, lanes_);
+Status CopyEngine::submit(const Work& work, uint32_t number, const Between& between) {
+  return between ? submit_around(work, number, between) : submit(work, main_, lanes_, number);
 }
 
 Status CopyEngine::record(const Work& work, device::Stream stream) {
   if (Status opened = open_lanes(recorded_lanes_, true); !opened) return opened;
-  return submit(work, stream, recorded_lanes_);
+  return submit(work, stream, recorded_lanes_, std::nullopt);
 }
 
 // Only `main` waits for peers: other groups use the lanes too.
-Status CopyEngine::submit(const Work& work, device::Stream main, const std::vector<Lane>& lanes) {
+Status CopyEngine::submit(const Work& work, device::Stream main, const std::vector<Lane>& lanes,
+                          std::optional<uint32_t> number) {
   bool sums = work.sums_, moves = work.moves_ || !sums;
   Status s;
   Steps steps;
@@ -117,15 +126,22 @@ Status CopyEngine::submit(const Work& work, device::Stream main, const std::vect
     if (moves) await_all(steps, kPrepared);
   }
   if (s && moves) s = flush(main, steps);
-  if (s && moves) s = move_all(work, 0, main, lanes);
+  if (s && moves) {
+    s = work.bytes_ <= kFew ? move_few(work, main, &lanes == &recorded_lanes_, steps)
+                            : move_all(work, 0, main, lanes);
+  }
   await_all(steps, kDone);  // no peer reads this rank's memory any more
+  if (number) steps.push_back(mark_of(*number));
   if (s) s = flush(main, steps);
   if (!s) await_lanes(main, lanes);
   return s;
 }
 
-Status CopyEngine::submit_around(const Work& work, const Between& between) {
-  if (!work.sums_ && !work.moves_) return between({});  // does not involve the peers
+Status CopyEngine::submit_around(const Work& work, uint32_t number, const Between& between) {
+  if (!work.sums_ && !work.moves_) {  // does not involve the peers
+    Status s = between({});
+    return s ? mark(number) : s;
+  }
   Steps steps;
   device::Stream early = nullptr;
   size_t summed = 0, moved = 0;
@@ -151,10 +167,9 @@ Status CopyEngine::submit_around(const Work& work, const Between& between) {
     s = flush(early, steps);
   }
   if (early != nullptr && device_.record(summed_, early)) (void)device_.wait(main_, summed_);
-  if (s && work.moves_) {
-    await_all(steps, kDone);
-    s = flush(main_, steps);
-  }
+  if (work.moves_) await_all(steps, kDone);
+  steps.push_back(mark_of(number));
+  if (s) s = flush(main_, steps);
   if (!s) await_lanes(main_, lanes_);
   return s;
 }
@@ -178,6 +193,14 @@ void CopyEngine::await_lanes(device::Stream main, const std::vector<Lane>& lanes
   for (const Lane& lane : lanes) {
     if (device_.record(lane.end, lane.stream)) (void)device_.wait(main, lane.end);
   }
+}
+
+// All copies by one command of `main`, where the device can; the peers are told by `steps`.
+Status CopyEngine::move_few(const Work& work, device::Stream main, bool recorded, Steps& steps) {
+  Copies copies;
+  for (const Copies& more : work.copies_[0]) copies.insert(copies.end(), more.begin(), more.end());
+  signal_all(steps, kDone);
+  return move(main, copies, recorded);
 }
 
 // Each lane reads from some of the peers, and tells them at its end.
@@ -240,7 +263,10 @@ Status CopyEngine::resolve_moves(const Plan& plan, const std::vector<MemoryOffer
     std::byte* to = m.destination;
     Status located =
         offers[from].pieces(imports, m.extent, m.offset, m.bytes, [&](std::byte* at, size_t bytes) {
-          if (at != to && bytes > 0) work.copies_[m.part][from].push_back({to, at, bytes});
+          if (at != to && bytes > 0) {
+            work.copies_[m.part][from].push_back({to, at, bytes});
+            work.bytes_ += bytes;
+          }
           to += bytes;
         });
     if (!located) return located;
@@ -275,7 +301,8 @@ Status CopyEngine::resolve_sums(const Plan& plan, const std::vector<MemoryOffer>
 }
 
 Status CopyEngine::mark(uint32_t number) {
-  return device_.write_flag(main_, &own_flags_->reached.value, number);
+  Steps steps{mark_of(number)};
+  return flush(main_, steps);
 }
 
 bool CopyEngine::reached(uint32_t number) const {

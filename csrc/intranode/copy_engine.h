@@ -71,6 +71,7 @@ class CopyEngine {
     bool sums_ = false, moves_ = false;
     std::vector<std::vector<kernels::Reduction>> reductions_;  // by part
     std::vector<std::vector<Copies>> copies_;  // by part, and by the rank that they read
+    size_t bytes_ = 0;                         // of all copies
   };
   // Maps the memory of the peers that the plan reads; submits nothing. `offers` has one entry per rank, by
   // index.
@@ -86,8 +87,9 @@ class CopyEngine {
   using Between = std::function<Status(const Stages&)>;
   // The offered memory must not be freed until `main` has finished this work. The plans of all ranks have the
   // same parts, and all or none of them sums and moves; only the rank that they belong to differs. `between`, if
-  // given, submits more. Then the sums do not come after what `main` holds.
-  Status submit(const Work& work, const Between& between = {});
+  // given, submits more. Then the sums do not come after what `main` holds. After the work `main` marks `number`, and
+  // after an error it does not.
+  Status submit(const Work& work, uint32_t number, const Between& between = {});
   // Submits the work to `stream`, which records a graph, and to streams of this engine that nothing else uses:
   // `main` and the lanes stay out of the recording, and so does what others submit to them.
   Status record(const Work& work, device::Stream stream);
@@ -139,14 +141,18 @@ class CopyEngine {
       : device_(device), main_(main), index_(index), ranks_(ranks) {}
   Status open();
   Status open_lanes(std::vector<Lane>& lanes, bool own);
-  Status submit(const Work& work, device::Stream main, const std::vector<Lane>& lanes);
-  Status submit_around(const Work& work, const Between& between);
+  Status submit(const Work& work, device::Stream main, const std::vector<Lane>& lanes,
+                std::optional<uint32_t> number);
+  Status submit_around(const Work& work, uint32_t number, const Between& between);
   // Steps with flags that come one after the other on a stream: one command.
   using Steps = std::vector<device::FlagStep>;
   void signal(Steps& steps, size_t phase, int peer) const;
   void signal_all(Steps& steps, size_t phase) const;
   void await_all(Steps& steps, size_t phase) const;
   Status flush(device::Stream stream, Steps& steps);
+  device::FlagStep mark_of(uint32_t number) const {
+    return {device::FlagStep::Kind::kWrite, &own_flags_->reached.value, number};
+  }
   static Status resolve_sums(const Plan& plan, const std::vector<MemoryOffer>& offers,
                              Imports& imports, Work& work);
   static Status resolve_moves(const Plan& plan, const std::vector<MemoryOffer>& offers,
@@ -154,6 +160,7 @@ class CopyEngine {
   Status sum(const Work& work, size_t part, device::Stream stream);
   Status sum_early(const Work& work, size_t part, device::Stream stream);
   Status move(device::Stream stream, const Copies& copies, bool recorded);
+  Status move_few(const Work& work, device::Stream main, bool recorded, Steps& steps);
   Status move_all(const Work& work, size_t part, device::Stream main,
                   const std::vector<Lane>& lanes);
   void await_lanes(device::Stream main, const std::vector<Lane>& lanes);

@@ -78,6 +78,16 @@ TEST(CudaDevice, OpensAndReportsNameAndIdentity) {
   EXPECT_TRUE(says(none.status(), "error text of the stub"));
 }
 
+TEST(CudaDevice, OneHardwareQueueForAllStreamsIsRefused) {
+  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1);
+  auto refused = device::open_cuda_device(0);
+  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8", 1);
+  EXPECT_TRUE(gpu());
+  ::unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  ASSERT_FALSE(refused.ok());
+  EXPECT_TRUE(says(refused.status(), "CUDA_DEVICE_MAX_CONNECTIONS is 1"));
+}
+
 // What nvcc writes for several architectures: a header, and an entry for each, in CUDA's own order.
 struct FatbinHeader {
   uint32_t magic;
@@ -378,29 +388,29 @@ TEST(CudaDevice, RunsAllReduceBetweenHosts) {
 
 // Commands are batched, and the context is made current once for many calls. What the group's thread asks the
 // driver from time to time does not count.
-TEST(CudaDevice, AnAllGatherOfEightRanksTakesFewCallsOfTheDriver) {
-  constexpr size_t kRanks = 8, kBytes = 8192;
+void count_commands(const std::string& layout, size_t bytes, int commands_of_each) {
+  const size_t ranks = layout.size();
   constexpr int kTimes = 3;
   auto commands = [&] {
     return calls("cuStreamBatchMemOp") + calls("cuStreamWaitEvent") + calls("cuEventRecord") +
            calls("cuMemcpyAsync") + calls("cuMemcpyBatchAsync");
   };
   auto switches = [&] { return calls("cuCtxPushCurrent") - calls("cuEventQuery"); };
-  RankBarrier mapped(kRanks), counted(kRanks), done(kRanks), read(kRanks);
+  RankBarrier mapped(ranks), counted(ranks), done(ranks), read(ranks);
   int commands_before = 0, switches_before = 0;
-  run_world("aaaaaaaa", [&](RankContext& context) {
+  run_world(layout, [&](RankContext& context) {
     auto device = gpu();
     GroupRank r(context, *device);
     ASSERT_TRUE(r.group);
     auto me = static_cast<size_t>(context.rank);
-    std::unique_ptr<std::byte, void (*)(void*)> input(allocate(kBytes, kMalloc), free_memory);
-    std::unique_ptr<std::byte, void (*)(void*)> output(allocate(kRanks * kBytes, kMalloc),
+    std::unique_ptr<std::byte, void (*)(void*)> input(allocate(bytes, kMalloc), free_memory);
+    std::unique_ptr<std::byte, void (*)(void*)> output(allocate(ranks * bytes, kMalloc),
                                                        free_memory);
-    std::memset(input.get(), context.rank + 1, kBytes);
+    std::memset(input.get(), context.rank + 1, bytes);
     Job job(r);
     auto gather = [&] {
       ASSERT_TRUE(works(r.run(job.gather(reinterpret_cast<float*>(input.get()),
-                                         reinterpret_cast<float*>(output.get()), kBytes / 4))));
+                                         reinterpret_cast<float*>(output.get()), bytes / 4))));
     };
     gather();  // maps the peers' memory
     mapped.arrive_and_wait();
@@ -409,15 +419,23 @@ TEST(CudaDevice, AnAllGatherOfEightRanksTakesFewCallsOfTheDriver) {
     for (int i = 0; i < kTimes; ++i) gather();
     done.arrive_and_wait();
     if (me == 0) {
-      int operations = kTimes * static_cast<int>(kRanks);
-      // 7 batches of flags, 10 waits for an event and 7 events; 8 copies, of which two each are a batch.
-      EXPECT_EQ(commands() - commands_before, 29 * operations);
+      int operations = kTimes * static_cast<int>(ranks);
+      EXPECT_EQ(commands() - commands_before, commands_of_each * operations);
       EXPECT_LE(switches() - switches_before, 9 * operations);
     }
     read.arrive_and_wait();  // the ends of groups call the driver too
-    for (size_t i = 0; i < kRanks * kBytes; ++i)
-      ASSERT_EQ(output.get()[i], static_cast<std::byte>(i / kBytes + 1)) << i;
+    for (size_t i = 0; i < ranks * bytes; ++i)
+      ASSERT_EQ(output.get()[i], static_cast<std::byte>(i / bytes + 1)) << i;
   });
+}
+
+// The caller's event and the wait for its end; of the group's stream a wait for that event, two batches of flags,
+// one of copies, and the end's event. Of more bytes: an event and a wait for each stream that copies as well.
+TEST(CudaDevice, AnAllGatherTakesFewCallsOfTheDriver) {
+  count_commands("aa", 512 << 10, 2 + 5);
+  count_commands("aaaaaaaa", 8192, 2 + 5);
+  count_commands("aa", 1 << 20, 2 + 11);
+  count_commands("aaaaaaaa", 1 << 20, 2 + 26);
 }
 
 // A group on the CUDA device. The memory of each rank consists of pieces, of different sizes in each rank.
