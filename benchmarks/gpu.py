@@ -7,9 +7,9 @@ Ranks have a GPU each, or share GPUs if there are more ranks than GPUs.
 For each size and collective it times, in turns: smddp; a plain device-to-device copy of as many
 bytes as the collective has to write (the ceiling; the ranks share the GPU there as well); and NCCL
 if it can run. Every result is checked before it is timed. Then it measures how much a bf16 matmul
-slows down while a collective runs, and lists the kernels that the profiler sees in the collective:
-a collective without kernels takes no multiprocessor. It writes a CSV file and a page into the
-folder of the run.
+slows down while a collective runs, and while those plain copies run, and lists the kernels that the
+profiler sees in the collective: a collective without kernels takes no multiprocessor. It writes a
+CSV file and a page into the folder of the run.
 
 With ``--hosts`` the ranks count as several hosts (SMDDP_HOST_ID). Bytes between these hosts go
 through pinned memory and libfabric, over the loopback of this machine. Such a run shows that this
@@ -38,6 +38,8 @@ import torch.multiprocessing as mp
 from shared.build import imported_tree
 from shared.page import Origin, write_page
 from shared.provenance import machine, source_version
+
+import deepspeed_smddp
 
 OPS = ("all_gather", "reduce_scatter", "all_reduce")
 FACTOR = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
@@ -100,8 +102,8 @@ def timed(call: Callable[[], Any], least: int = 5, seconds: float = 0.3) -> floa
     return statistics.median(times)
 
 
-def matmul_slowdown(case: Case, group: Any) -> float:
-    """How much longer bf16 matmuls take while collectives run, as a ratio minus 1."""
+def matmul_slowdown(call: Callable[[], Any]) -> float:
+    """How much longer bf16 matmuls take while eight of ``call`` run, as a ratio minus 1."""
     a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
     side = torch.cuda.Stream()
 
@@ -111,13 +113,13 @@ def matmul_slowdown(case: Case, group: Any) -> float:
         works = []
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         with torch.cuda.stream(side):
-            works = [case.call(group) for _ in range(8)] if beside else []
+            works = [call() for _ in range(8)] if beside else []
         begin.record()
         for _ in range(40):
             torch.mm(a, a)
         end.record()
         end.synchronize()
-        for work in works:
+        for work in filter(None, works):
             work.wait()
         torch.cuda.synchronize()
         return begin.elapsed_time(end)
@@ -159,6 +161,7 @@ def rank_main(rank: int, arguments: argparse.Namespace, results: Any) -> None:
         os.environ["SMDDP_HOST_ID"] = f"host{rank * arguments.hosts // arguments.ranks}"
         os.environ.setdefault("SMDDP_FABRIC_INTERFACE", "lo")
     torch.cuda.set_device(gpu)
+    deepspeed_smddp.configure(routes=dict.fromkeys(OPS, "smddp"))
     dist.init_process_group(
         "smddp", init_method=f"file://{arguments.rendezvous}", rank=rank, world_size=arguments.ranks
     )
@@ -225,9 +228,10 @@ def measure_beside_matmul(
     case.fill()
     found: dict[str, Any] = {"op": op}
     found["kernels"] = ", ".join(kernels_during(case, None)) or "none"
-    found["smddp"] = matmul_slowdown(case, None)
+    found["smddp"] = matmul_slowdown(lambda: case.call(None))
+    found["copy"] = matmul_slowdown(case.copy)
     if nccl is not None:
-        found["nccl"] = matmul_slowdown(case, nccl)
+        found["nccl"] = matmul_slowdown(lambda: case.call(nccl))
     return found
 
 
@@ -274,11 +278,12 @@ def tables(rows: list[dict[str, Any]], beside: list[dict[str, Any]]) -> list[str
         figures = [row.get(f"{name}_busbw_GBps") for name in ("smddp", "copy", "nccl")]
         cells = " | ".join("" if f is None else f"{f:.1f}" for f in figures)
         lines.append(f"| {row['op']} | {row['bytes']} | {cells} | {row['of_copy']:.2f} |")
-    lines += ["", "| beside a bf16 matmul | kernels of smddp | slowdown with smddp | with NCCL |"]
-    lines += ["|---|---|---|---|"]
+    slowdowns = ("smddp", "copy", "nccl")
+    lines += ["", "| beside a bf16 matmul | kernels of smddp | slowdown with smddp | copy | NCCL |"]
+    lines += ["|---|---|---|---|---|"]
     for row in beside:
-        theirs = f"{row['nccl']:.1%}" if "nccl" in row else ""
-        lines.append(f"| {row['op']} | {row['kernels']} | {row['smddp']:.1%} | {theirs} |")
+        cells = " | ".join(f"{row[name]:.1%}" if name in row else "" for name in slowdowns)
+        lines.append(f"| {row['op']} | {row['kernels']} | {cells} |")
     return lines
 
 

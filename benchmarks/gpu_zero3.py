@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-TRAIN = 'exec python -u examples/train.py --deepspeed_config ds_configs/quickstart.json "$@"'
+TRAIN = 'exec python -u examples/train.py "$@"'
 # Ranks that share GPU 0: the device of each rank is number 0, and NCCL takes the ranks for separate
 # hosts.
 SHARED = "export NCCL_HOSTID=rank$LOCAL_RANK LOCAL_RANK=0 CUDA_VISIBLE_DEVICES=0; "
@@ -35,7 +36,19 @@ def losses(name: str, arguments: argparse.Namespace, directory: Path) -> list[fl
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
     shared = SHARED if arguments.ranks > torch.cuda.device_count() else ""
     command += [str(arguments.ranks), "--no-python", "bash", "-c", shared + TRAIN, "train"]
-    command += ["--steps", str(arguments.steps), "--output", str(output), "--no-progress"]
+    section = json.loads((ROOT / "ds_configs" / "quickstart.json").read_text())
+    kinds = ("all_gather", "reduce_scatter", "all_reduce")
+    section["smddp"]["routes"] = dict.fromkeys(kinds, "smddp")
+    (directory / "config.json").write_text(json.dumps(section))
+    command += [
+        "--deepspeed_config",
+        str(directory / "config.json"),
+        "--steps",
+        str(arguments.steps),
+        "--output",
+        str(output),
+        "--no-progress",
+    ]
     subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=1200)
     with (output / "losses.csv").open() as file:
         return [float(row["loss"]) for row in csv.DictReader(file)]

@@ -228,7 +228,7 @@ ProcessGroupSMDDP::Carrier ProcessGroupSMDDP::carrier(Collective collective, Ten
   // Memory of the device that threads simulate can be carried by the CPU, too.
   if (device == nullptr && !tensors[0]->is_cpu()) return {device_.refusal()};
   c10::DeviceType type = tensors[0]->device().type();
-  bool away = routes_.any(collective) && Fallback::takes(tensors, op) &&
+  bool away = routes_.any(collective, type) && Fallback::takes(tensors, op) &&
               routes_.leads_away(collective, type, bytes_of(whole), !coalesced_.is_open());
   if (away) return {kRouted};
   if (device == nullptr || !settings().check_first_use) return {nullptr, device};

@@ -5,16 +5,18 @@
 namespace smddp {
 namespace {
 
-constexpr std::array<const char*, 5> kNames{"smddp", "fallback", "nccl", "gloo", "auto"};
+constexpr std::array<const char*, 6> kNames{"smddp", "fallback", "nccl", "gloo", "auto", "default"};
 
 bool leads_away(Route route, c10::DeviceType device) {
   return route == Route::kFallback || route == (device == c10::kCUDA ? Route::kNccl : Route::kGloo);
 }
 
-Route route_of(const RouteSteps& steps, uint64_t bytes) {
+Route route_of(const RouteSteps& steps, c10::DeviceType device, uint64_t bytes) {
   auto step = std::find_if(steps.begin(), steps.end(),
                            [&](const RouteStep& s) { return bytes <= s.up_to; });
-  return step == steps.end() ? Route::kSmddp : step->route;
+  Route route = step == steps.end() ? Route::kSmddp : step->route;
+  if (route != Route::kDefault) return route;
+  return device == c10::kCUDA ? Route::kMeasured : Route::kSmddp;
 }
 
 }  // namespace
@@ -37,17 +39,22 @@ std::string text_of(const RouteTable& table) {
   return text;
 }
 
+bool Routes::any(Collective collective, c10::DeviceType device) const {
+  const RouteSteps& steps = table_[static_cast<size_t>(collective)];
+  return steps.size() > 1 || (!steps.empty() && route_of(steps, device, 0) != Route::kSmddp);
+}
+
 bool Routes::leads_away(Collective collective, c10::DeviceType device, uint64_t bytes,
                         bool may_measure) {
   auto index = static_cast<size_t>(collective);
   if (index >= table_.size() || table_[index].empty()) return false;
   if (measuring_ == std::this_thread::get_id())
     return smddp::leads_away(forced_.value_or(Route::kSmddp), device);
-  Route route = route_of(table_[index], bytes);
+  Route route = route_of(table_[index], device, bytes);
   if (route == Route::kMeasured) {
     if (!may_measure) return false;
     const RouteSteps* steps = measured(collective, device);
-    route = steps != nullptr ? route_of(*steps, bytes) : Route::kSmddp;
+    route = steps != nullptr ? route_of(*steps, device, bytes) : Route::kSmddp;
   }
   return smddp::leads_away(route, device);
 }

@@ -24,8 +24,8 @@ namespace smddp {
 extern const char kRouted[];
 
 // kNccl and kGloo concern the tensors that this backend carries, CUDA tensors or CPU tensors; others stay
-// smddp's. kMeasured: what is faster on this group.
-enum class Route : uint8_t { kSmddp, kFallback, kNccl, kGloo, kMeasured };
+// smddp's. kMeasured: what is faster on this group. kDefault: that for CUDA tensors, and smddp for CPU tensors.
+enum class Route : uint8_t { kSmddp, kFallback, kNccl, kGloo, kMeasured, kDefault };
 
 // For operations of at most `up_to` bytes of the whole tensor.
 struct RouteStep {
@@ -50,8 +50,8 @@ class Routes {
   Routes(RouteTable table, Measure measure)
       : table_(std::move(table)), measure_(std::move(measure)) {}
 
-  // Whether the user has chosen anything for it.
-  bool any(Collective collective) const { return !table_[static_cast<size_t>(collective)].empty(); }
+  // Whether it can be another's than smddp's.
+  bool any(Collective collective, c10::DeviceType device) const;
   // Whether the fallback carries an operation of `bytes` bytes. The first one on a device whose route is
   // measured measures it: a call of all ranks. With `may_measure` false it stays smddp's instead.
   bool leads_away(Collective collective, c10::DeviceType device, uint64_t bytes, bool may_measure);

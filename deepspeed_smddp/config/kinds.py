@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 MIN_BUCKET_BYTES = 4096
-ROUTES = ("smddp", "fallback", "nccl", "gloo", "auto")
+ROUTES = ("default", "smddp", "fallback", "nccl", "gloo", "auto")
 
 
 def whole(value: Any) -> Any:
@@ -22,8 +22,8 @@ def _steps(value: Any) -> tuple[tuple[int, str], ...]:
     steps = [_step(step) for step in value] if isinstance(value, list | tuple) else []
     bounds = [bound for bound, _ in steps]
     bounded = [bound for bound in bounds if bound]
-    # "auto" finds bounds itself.
-    finds = any(path == "auto" for _, path in steps) and len(steps) > 1
+    # "auto" finds bounds itself, as "default" does for CUDA tensors.
+    finds = any(path in ("auto", "default") for _, path in steps) and len(steps) > 1
     if not steps or 0 in bounds[:-1] or finds or bounded != sorted(set(bounded)):
         raise ValueError("these are no steps")
     return tuple(steps)

@@ -28,7 +28,7 @@ setting_0_2 = partial(setting, since="0.2")
 engine_setting = partial(setting, of_engine=True)
 debug_setting = partial(setting, variable=False)
 
-_SMDDP = ((0, "smddp"),)
+_DEFAULT = ((0, "default"),)
 
 
 class ActivationOffload(Model):
@@ -91,15 +91,16 @@ class Routes(Model):
     """``smddp.routes``: who carries which sizes of a collective, in bytes of all ranks' data."""
 
     all_gather: kinds.Route = setting_0_2(
-        _SMDDP,
-        "who carries AllGather: smddp, nccl, gloo, fallback, auto, or steps by size",
-        "if NCCL or Gloo is faster for some sizes; `auto` measures it",
+        _DEFAULT,
+        "who carries AllGather: default (of CUDA tensors what is faster, measured; of CPU tensors "
+        "smddp), smddp, nccl, gloo, fallback, auto, or steps by size",
+        "`smddp` for results that are the same to the bit in each job; `auto` to measure Gloo, too",
     )
     reduce_scatter: kinds.Route = setting_0_2(
-        _SMDDP, "the same for ReduceScatter", "as `routes.all_gather`"
+        _DEFAULT, "the same for ReduceScatter", "as `routes.all_gather`"
     )
     all_reduce: kinds.Route = setting_0_2(
-        _SMDDP, "the same for AllReduce", "as `routes.all_gather`"
+        _DEFAULT, "the same for AllReduce", "as `routes.all_gather`"
     )
 
 

@@ -144,17 +144,13 @@ def times(
     which of a way's times counts.
     """
 
-    def settle() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
     def turn() -> list[float]:
         found = []
         for way in ways:
-            settle()
+            settle(device)
             began = time.perf_counter()
             way()
-            settle()
+            settle(device)
             found.append(max(1e-9, time.perf_counter() - began))
         return found
 
@@ -164,6 +160,12 @@ def times(
     repetitions = min(max(int(_PER_SIZE_SECONDS / sum(first)), _REPETITIONS[0]), _REPETITIONS[1])
     turns = [turn() for _ in range(repetitions)]
     return slowest([of(each) for each in zip(*turns, strict=True)], group)
+
+
+def settle(device: torch.device) -> None:
+    """Waits until a GPU has done all that was submitted."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def slowest(seconds: Sequence[float], group: Any) -> list[float]:

@@ -10,8 +10,9 @@ import sys
 
 import torch.distributed as dist
 
-import deepspeed_smddp  # noqa: F401 - registers the backend
+import deepspeed_smddp
 from gpu_check import place
+from gpu_check.ranks import OURS
 from harness.worker import Context
 
 
@@ -19,6 +20,7 @@ def main() -> None:
     """Runs the rank; an error ends it with a stack."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     place.settle(Context(rank, "A" * size, "smddp"), sys.argv[2])
+    deepspeed_smddp.configure(routes=OURS)
     dist.init_process_group(
         "smddp", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=size
     )

@@ -230,7 +230,9 @@ def test_the_core_receives_the_options(core: list[dict[str, Any]]) -> None:
             "reduce_on_cpu": False,
             "check_first_use": True,
             "silence_seconds": 30.0,
-            "routes": {},
+            "routes": dict.fromkeys(
+                ("all_gather", "reduce_scatter", "all_reduce"), [(0, "default")]
+            ),
         }
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ GLOO = "route:gloo"
 def test_steps(given: Any, steps: Any) -> None:
     parsed = parse_section({"routes": {"all_gather": given}})
     assert parsed.routes.all_gather == steps
-    assert parsed.routes.all_reduce == ((0, "smddp"),)
+    assert parsed.routes.all_reduce == ((0, "default"),)
     assert given_keys(parsed) == {"routes.all_gather": steps}
 
 
@@ -190,6 +191,52 @@ def test_auto_measures_once_and_all_ranks_agree(tmp_path: Path) -> None:
         assert said.count("smddp: all_gather on cpu, ") == 2  # two groups
         assert any(f"all_gather on cpu, {word} in" in said for word in found.split(" or "))
     assert len(list((tmp_path / "deepspeed_smddp" / "tune").glob("*.json"))) == 3
+
+
+def measured_as_on_gpus(ctx: Context, fallback_fails: bool = False) -> dict[str, Any]:
+    """As :func:`measured`, in the way that is timed on GPUs: beside matmuls."""
+    order: list[str] = []
+    way, run = routes._way, routes._Matmuls.run
+
+    def noted_way(group: Any, collective: str, route: str, *rest: Any) -> Any:
+        timed = way(group, collective, route, *rest)
+
+        def noted() -> None:
+            order.append("call")
+            if route == "fallback" and fallback_fails:
+                raise RuntimeError("no communicator")
+            timed()
+            order.append("waited")
+
+        return noted
+
+    def noted_run(self: Any) -> None:
+        order.append("matmuls")
+        run(self)
+
+    routes._way, routes._Matmuls.run = noted_way, noted_run  # type: ignore[method-assign]
+    routes.BESIDE_MATMULS, routes.MATMUL = ("cpu",), 64
+    routes._free_bytes = lambda _: 1 << 26
+    return {**measured(ctx), "order": " ".join(order)}
+
+
+def test_on_gpus_it_is_timed_beside_matmuls(tmp_path: Path) -> None:
+    env = environment(all_gather="auto", reduce_scatter="auto", all_reduce="auto")
+    with fresh("AA", env=env | {"XDG_CACHE_HOME": str(tmp_path)}) as world:
+        for answer in world.run(measured_as_on_gpus):
+            assert set(answer["chosen"]) == set(FORMS)
+            assert "call matmuls waited call matmuls waited" in answer["order"]
+    # At most a sixteenth of the free memory of the rank that has least.
+    for path in (tmp_path / "deepspeed_smddp" / "tune").glob("*.json"):
+        assert all(size <= (1 << 26) / 16 for size, *_ in json.loads(path.read_text()))
+
+
+def test_without_a_working_fallback_smddp_carries_all(tmp_path: Path) -> None:
+    env = environment(all_gather="auto", reduce_scatter="auto", all_reduce="auto")
+    with fresh("AAA", env=env | {"XDG_CACHE_HOME": str(tmp_path)}) as world:
+        for answer in world.run(measured_as_on_gpus, True):
+            assert all(steps == [(0, "smddp")] for steps in answer["chosen"].values())
+        assert "stays with smddp: the fallback failed: no communicator" in world.log(0)
 
 
 def all_slow(group: Any, collective: str, device: str) -> Any:
