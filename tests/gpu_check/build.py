@@ -20,7 +20,7 @@ from gpu_check.step import Run
 FOLDER = ROOT / "build" / "gpu-check"
 PYTHON = FOLDER / "venv" / "bin" / "python"
 NEEDS = ROOT / "requirements" / "gpu-check.in"
-CODING = FOLDER / "cmake" / "benchmarks" / "coding_gpu_benchmark"
+BENCHMARKS = FOLDER / "cmake" / "benchmarks"
 PATHS = (ROOT / "tests", ROOT / "tests" / "python")
 
 
@@ -131,7 +131,7 @@ def compile_extension() -> None:
     ninja = f"-DCMAKE_MAKE_PROGRAM={_program('ninja')}"
     run([cmake, "-S", str(ROOT), "-B", str(build), ninja, *arguments], "cmake")
     jobs = str(max(1, min(len(os.sched_getaffinity(0)), _memory_gib() // 2)))
-    targets = ["_C", "coding_gpu"] if nvcc else ["_C"]
+    targets = ["_C", "coding_gpu", "reduce_gpu"] if nvcc else ["_C"]
     run([cmake, "--build", str(build), "--parallel", jobs, "--target", *targets], "the compiler")
 
 

@@ -17,12 +17,19 @@ STEPS = (
     Step("queue", "a thousand operations in flight, and long ones", "order:queue", 300),
     Step("groups", "two groups, with memory freed in between", "order:groups", 240),
     OnGpu("graphs", "CUDA graphs, recorded and replayed", "order:graphs", 180),
-    Step("connections", "1, 8 and 32 hardware queues", "order:connections", 240),
+    Step(
+        "connections", "8 and 32 hardware queues; with one NCCL carries", "order:connections", 240
+    ),
     OnGpu("expandable", "expandable segments, few descriptors", "memory:expandable", 300),
     OnGpu("memory", "freed memory returns; peak beside NCCL", "memory:returns", 300),
     Step("death", "a killed rank is named, and streams are released", "failure:death", 240),
+    OnGpu("save", "after a failure nothing that counted on it is saved", "failure:save", 240),
     OnGpu("zero_sm", "AllGather while kernels hold all SMs", "held:zero_sm", 120),
-    OnGpu("coding", "the coder's kernels: bytes and rates", "speed:coding", 120),
+    *(
+        OnGpu(name, f"the {what}'s kernels: bytes and rates", "speed:kernels", 120, arguments=(of,))
+        for name, what, of in (("coding", "coder", "coding"), ("sums", "reduction", "reduce"))
+    ),
+    OnGpu("routes", "what is routed by default, measured beside NCCL", "speed:routes", 240),
     Step("calls", "host time of a call, and the rate of calls", "speed:calls", 240),
     *(
         OnGpu(f"speed-{name}", title, "speed:bandwidth", LONGEST, arguments=arguments)

@@ -1,11 +1,15 @@
-"""A rank that is killed: the others hear of it, and no stream stays blocked."""
+"""A rank that is killed: the others hear of it, no stream stays blocked, nothing is saved."""
 
 from __future__ import annotations
 
+import shutil
 import signal
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from gpu_check import place
@@ -32,7 +36,9 @@ def one_death(run: Run, layout: str, called: bool) -> list[float]:
     """Seconds until each survivor raised an error that names the last rank."""
     last = len(layout) - 1
     survivors = list(range(last))
-    with world(run, layout, **debug(release_streams=int(called))) as ranks:
+    # Between hosts wait() returns before the other hosts have called, and the process would end.
+    released = int(called or len(set(layout)) > 1)
+    with world(run, layout, **debug(release_streams=released)) as ranks:
         ranks.run(call)
         if called:
             ranks.submit(call, True)
@@ -53,6 +59,48 @@ def one_death(run: Run, layout: str, called: bool) -> list[float]:
         after = ranks.outcomes(survivors, timeout=30)
         assert all(after[rank] is True for rank in survivors), f"after the errors: {after}"
         return seconds
+
+
+def save(run: Run) -> None:
+    """A rank is killed whose data the others' streams wait for, before they save a result of it.
+
+    Their processes end, with nothing saved; if streams are released, they save what is no result.
+    """
+    for layout in ("AAA", "AABB"):
+        for released in (False, True):
+            last = len(layout) - 1
+            folder = Path(tempfile.mkdtemp(dir=run.folder))
+            with world(run, layout, **debug(release_streams=int(released))) as ranks:
+                ranks.run(call)
+                ranks.submit(compute_and_save, str(folder))
+                time.sleep(2.0)
+                ranks.signal(last, signal.SIGKILL)
+                killed = time.monotonic()
+                if released:
+                    ranks.outcomes(list(range(last)), timeout=60)
+                else:
+                    ended = [ranks.exit_status(rank, BOUND) for rank in range(last)]
+                    assert ended == [-signal.SIGABRT] * last, f"exit statuses {ended}"
+                seconds = time.monotonic() - killed
+            saved = sorted(path.name for path in folder.iterdir())
+            shutil.rmtree(folder)
+            assert bool(saved) == released, f"{layout}, released {released}: {saved}"
+            said = "saved what is no result" if released else "processes ended, nothing was saved"
+            name = f"{layout}, {'released' if released else 'as by default'}"
+            run.note(name, f"{said}, {seconds:.1f} s after the kill")
+
+
+def compute_and_save(ctx: Context, folder: str) -> None:
+    """Saves what it has computed of an AllGather; the last rank's part comes too late."""
+    here = place.here()
+    part, whole = here.empty(1 << 16), here.empty(ctx.size << 16)
+    part.fill_(ctx.rank + 1)
+    here.synchronize()
+    if ctx.rank == ctx.size - 1:
+        here.busy(30.0)
+    place.gather(whole, part).wait()
+    total = (2 * whole.float()).sum()
+    torch.save(total.cpu(), Path(folder) / f"rank{ctx.rank}")  # cpu() waits for the stream
 
 
 def call(ctx: Context, busy: bool = False) -> bool:

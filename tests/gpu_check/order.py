@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from gpu_check import place
-from gpu_check.ranks import world
+from gpu_check.ranks import first_calls, world
 from gpu_check.step import Run
 from harness.worker import Context
 
@@ -57,7 +57,7 @@ def many(ctx: Context, count: int, seconds: float = 2.0) -> dict[str, float]:
         work.wait()
     waited = time.monotonic() - began
     here.synchronize()
-    for turn, whole in enumerate(wholes):
+    for turn, whole in enumerate(wholes[:count]):
         found = whole.view(ctx.size, -1)[:, -1].tolist()
         assert found == [rank + turn for rank in range(ctx.size)], f"AllGather {turn}: {found}"
     return {
@@ -220,8 +220,16 @@ def refused(ctx: Context) -> str:
 
 
 def connections(run: Run) -> None:
-    """A stream that waits must not stall the compute that shares its hardware queue."""
-    for value in ("1", "8", "32"):
+    """A stream that waits must not stall the compute that shares its hardware queue.
+
+    With one queue for all streams NCCL carries.
+    """
+    if run.device == "cuda":
+        with world(run, "AA", CUDA_DEVICE_MAX_CONNECTIONS="1", SMDDP_FALLBACK="warn") as ranks:
+            paths = ranks.run(first_calls)[0]
+        run.note("1 connection", paths)
+        assert all(path.endswith("fallback:nccl") for path in paths), paths
+    for value in ("8", "32"):
         with world(run, "AA", CUDA_DEVICE_MAX_CONNECTIONS=value) as ranks:
             ranks.run(two_groups, 4 if run.small else 15)
             found = ranks.run(beside_a_waiting_stream)

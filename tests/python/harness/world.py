@@ -228,6 +228,12 @@ class World:
     def signal(self, rank: int, number: int) -> None:
         os.kill(self._processes[rank].pid, number)
 
+    def exit_status(self, rank: int, timeout: float) -> int | None:
+        """Of a rank's process, which ends by itself; None if it does not within ``timeout`` s."""
+        self.broken = True
+        self._processes[rank].join(timeout)
+        return self._processes[rank].exitcode
+
     def pid(self, rank: int) -> int:
         return self._processes[rank].pid
 
