@@ -17,6 +17,7 @@ constexpr size_t kCount = 1024;  // floats of a part
 constexpr size_t kBytes = kCount * sizeof(float);
 // What `main` sets the word to.
 constexpr uint32_t kWaiting = 1, kWaited = 2, kCarriedOut = 3;
+constexpr uint32_t kTrial = 0;  // before all operations' numbers
 
 // Small integers, whose sums are exact; never zero, and no two ranks' are equal.
 float value(size_t rank, size_t i) { return static_cast<float>((rank + 1) * (i % 61 + 1)); }
@@ -167,6 +168,7 @@ Status PeerTrial::submit(const std::vector<std::byte>& encoded, intranode::Impor
   std::vector<MemoryOffer> offers;
   if (Status s = import_all(encoded, imports, offers); !s) return s;
   CopyEngine::Plan plan;
+  plan.on_lanes = true;  // with all streams and events that larger operations use
   if (sums) plan.sums.push_back({0, 0, kBytes, memory_ + (ranks() + 1) * kBytes});
   for (size_t r = 0; r < ranks(); ++r)
     plan.moves.push_back({static_cast<int>(r), 0, 0, kBytes, memory_ + (r + 1) * kBytes});
@@ -175,7 +177,7 @@ Status PeerTrial::submit(const std::vector<std::byte>& encoded, intranode::Impor
   auto last_call = CopyEngine::last_call(encoded.data(), room(), peers_.count());
   device_.order().set_last_call(turn_, last_call);
   device_.order().begin(turn_);
-  Status s = engine_.submit(work.value());
+  Status s = engine_.submit(work.value(), kTrial);
   if (s) s = device_.copy(main_, host_on_device_, memory_, parts() * kBytes);
   if (s) s = device_.write_flag(main_, word_on_device(), kCarriedOut);
   device_.order().end(turn_);

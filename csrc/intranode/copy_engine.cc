@@ -127,8 +127,9 @@ Status CopyEngine::submit(const Work& work, device::Stream main, const std::vect
   }
   if (s && moves) s = flush(main, steps);
   if (s && moves) {
-    s = work.bytes_ <= kFew ? move_few(work, main, &lanes == &recorded_lanes_, steps)
-                            : move_all(work, 0, main, lanes);
+    s = work.bytes_ <= kFew && !work.on_lanes_
+            ? move_few(work, main, &lanes == &recorded_lanes_, steps)
+            : move_all(work, 0, main, lanes);
   }
   await_all(steps, kDone);  // no peer reads this rank's memory any more
   if (number) steps.push_back(mark_of(*number));
@@ -248,6 +249,7 @@ Result<CopyEngine::Work> CopyEngine::resolve(const Plan& plan,
                                              Imports& imports) {
   Work work;
   work.sums_ = !plan.sums.empty();
+  work.on_lanes_ = plan.on_lanes;
   work.moves_ = !plan.moves.empty();
   work.reductions_.resize(plan.parts);
   work.copies_.assign(plan.parts, std::vector<Copies>(offers.size()));

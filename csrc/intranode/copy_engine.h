@@ -50,6 +50,7 @@ class CopyEngine {
     std::vector<Sum> sums;
     std::vector<Move> moves;
     size_t parts = 1;
+    bool on_lanes = false;   // even if its moves have few bytes
     kernels::Reduction how;  // of each sum, without its memory
   };
 
@@ -72,6 +73,7 @@ class CopyEngine {
     std::vector<std::vector<kernels::Reduction>> reductions_;  // by part
     std::vector<std::vector<Copies>> copies_;  // by part, and by the rank that they read
     size_t bytes_ = 0;                         // of all copies
+    bool on_lanes_ = false;
   };
   // Maps the memory of the peers that the plan reads; submits nothing. `offers` has one entry per rank, by
   // index.
