@@ -230,9 +230,9 @@ def test_the_core_receives_the_options(core: list[dict[str, Any]]) -> None:
             "reduce_on_cpu": False,
             "check_first_use": True,
             "silence_seconds": 30.0,
-            "routes": dict.fromkeys(
-                ("all_gather", "reduce_scatter", "all_reduce"), [(0, "default")]
-            ),
+            "routes": {
+                key: [(0, "default")] for key in ("all_gather", "reduce_scatter", "all_reduce")
+            },
         }
     ]
 
