@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from deepspeed_smddp.distributed.backend import peer_statistics as peer_statistics
     from deepspeed_smddp.distributed.backend import reset_statistics as reset_statistics
     from deepspeed_smddp.distributed.backend import statistics as statistics
+    from deepspeed_smddp.distributed.monitored_barrier import (
+        monitored_barrier as monitored_barrier,
+    )
     from deepspeed_smddp.errors import SmddpConfigError as SmddpConfigError
     from deepspeed_smddp.models.delayed_init import delayed_init as delayed_init
     from deepspeed_smddp.models.delayed_init import materialize as materialize
@@ -42,6 +45,7 @@ _NAMES = {
     "delayed_init": "models.delayed_init",
     "fallback_ledger": "distributed.backend",
     "materialize": "models.delayed_init",
+    "monitored_barrier": "distributed.monitored_barrier",
     "offload_activations": "models.offload",
     "peer_statistics": "distributed.backend",
     "reset_statistics": "distributed.backend",

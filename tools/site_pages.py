@@ -98,6 +98,11 @@ PYTHON: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ),
     ),
     (
+        "Collectives",
+        "What torch has for groups over Gloo alone.",
+        ("monitored_barrier",),
+    ),
+    (
         "Models larger than memory",
         "[Fitting a larger model](larger-models.md): delayed initialisation, activation offload, "
         "tensor parallelism.",
