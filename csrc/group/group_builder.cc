@@ -179,6 +179,8 @@ Status GroupBuilder::join_host() {
   local_ = LocalPeers(std::move(outbox_));
   bool allow = options_.single_copy.value_or(env::debug("single_copy") != "0");
   auto failed = [&](Rank peer, const Status& why) {
+    Status seen = watch_.look(peer, info(peer), info(rank_).host);
+    if (seen.code() == Code::kPeerLost) return seen;
     return Status(why.code(), members().describe(peer) + ": " + why.message());
   };
   std::vector<std::shared_ptr<intranode::Neighbor>> neighbors;

@@ -92,10 +92,7 @@ Result<std::unique_ptr<Neighbor>> Neighbor::open(int pid, uint64_t token, int pr
   // has ended.
   neighbor->notification_ =
       FileDescriptor(::open(fd_path(pid, wake_fd).c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
-  if (!neighbor->notification_) {
-    return errno_status("could not open the notification pipe of " + what + " (process " +
-                        std::to_string(pid) + "): it has ended or could not join; look at its log");
-  }
+  if (!neighbor->notification_) return could_not_open("the notification pipe of " + what, pid);
   if (pid != getpid()) neighbor->pidfd_ = open_process(pid);
   return neighbor;
 }

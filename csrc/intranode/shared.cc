@@ -1,6 +1,7 @@
 #include "intranode/shared.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -34,19 +35,30 @@ Result<Shared> create_shared(const char* label, size_t size, unsigned flags) {
   return shared;
 }
 
+Status could_not_open(const std::string& what, int pid) {
+  const int why = errno;
+  FileDescriptor process = open_process(pid);
+  pollfd end{process.get(), POLLIN, 0};
+  if (process ? poll(&end, 1, 0) == 1 : errno == ESRCH) {
+    return {Code::kPeerLost, "process " + std::to_string(pid) +
+                                 " has ended (or runs in another pid namespace, and needs another "
+                                 "SMDDP_HOST_ID)"};
+  }
+  std::string text = "could not open " + what + " (process " + std::to_string(pid) + ")";
+  if (why != EMFILE && why != ENFILE) {  // not for want of descriptors
+    text +=
+        ": it could not join, runs as another user or in another pid namespace, or is not dumpable "
+        "(prctl, or file capabilities of its program); give ranks that can't share memory "
+        "different "
+        "SMDDP_HOST_ID";
+  }
+  errno = why;
+  return errno_status(text);
+}
+
 Result<Mapping> map_shared(int pid, int fd, const std::string& what) {
   FileDescriptor opened(open(fd_path(pid, fd).c_str(), O_RDWR | O_CLOEXEC));
-  if (!opened) {
-    std::string text =
-        "could not open the shared segment of " + what + " (process " + std::to_string(pid) + ")";
-    if (errno != EMFILE && errno != ENFILE) {  // not for want of descriptors
-      text +=
-          ": it has ended or could not join, runs as another user or in another pid "
-          "namespace, or is not dumpable (prctl, or file capabilities of its program); "
-          "give ranks that can't share memory different SMDDP_HOST_ID";
-    }
-    return errno_status(text);
-  }
+  if (!opened) return could_not_open("the shared segment of " + what, pid);
   struct stat info;
   if (!holds(opened.get(), 1, &info)) {
     return Status(Code::kUnavailable, "descriptor " + std::to_string(fd) + " of process " +

@@ -19,9 +19,12 @@ struct Shared {
 
 // A zeroed anonymous shared segment, mode 0600, whose size no process can change. `flags`: more of memfd_create().
 Result<Shared> create_shared(const char* label, size_t size, unsigned flags = 0);
-// Maps the segment that is descriptor `fd` of process `pid`; an error if it is not one of create_shared(). `what` names the segment's owner in error
-// texts.
+// Maps the segment that is descriptor `fd` of process `pid`; an error if it is not one of create_shared(). `what` names
+// the segment's owner in error texts.
 Result<Mapping> map_shared(int pid, int fd, const std::string& what);
+
+// Why `what` could not be opened, with errno as it is. kPeerLost: the process has ended.
+Status could_not_open(const std::string& what, int pid);
 
 // True if the file has at least `bytes` bytes and no process can shrink it: accesses to its pages then
 // never end in SIGBUS.

@@ -251,7 +251,10 @@ Result<InfoExchange::Blobs> InfoExchange::take_handed(const std::string& topic,
   if (Status alive = look_(leader_.rank, leader_.info, host_); !alive) return alive;
   auto mapping =
       intranode::map_shared(leader_.info.pid, handed.value().fd, "the first rank of this host");
-  if (!mapping) return mapping.status();
+  if (!mapping) {
+    Status alive = look_(leader_.rank, leader_.info, host_);
+    return alive ? mapping.status() : alive;
+  }
   size_t bytes = std::min<size_t>(handed.value().bytes, mapping.value().size());
   const auto* at = reinterpret_cast<const uint8_t*>(mapping.value().data());
   return unpack_table(Blob(at, at + bytes));

@@ -9,6 +9,7 @@
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -130,6 +131,30 @@ struct Raw {
   size_t bytes = 0;
   std::byte* at = nullptr;
 };
+
+// Also before its parent has waited for it.
+TEST(Segments, OneOfAProcessThatHasEndedIsTold) {
+  Child child([](Child& self) {
+    auto made = intranode::create_shared("test", 4096);
+    self.send(made ? made.value().fd.get() : -1);
+    (void)self.receive<int>();
+    ::_exit(0);
+  });
+  const int fd = child.receive<int>(), pid = child.pid();
+  EXPECT_TRUE(intranode::map_shared(pid, fd, "a rank"));
+  Status wrong = intranode::map_shared(pid, fd + 100, "a rank").status();
+  EXPECT_NE(wrong.code(), Code::kPeerLost);
+  EXPECT_TRUE(says(wrong, "could not open the shared segment of a rank"));
+  child.send(0);
+  siginfo_t ended{};
+  ASSERT_EQ(waitid(P_PID, static_cast<id_t>(pid), &ended, WEXITED | WNOWAIT), 0);
+  for (bool reaped : {false, true}) {
+    if (reaped) child.end();
+    Status s = intranode::map_shared(pid, fd, "a rank").status();
+    EXPECT_EQ(s.code(), Code::kPeerLost) << s.message();
+    EXPECT_TRUE(says(s, "has ended"));
+  }
+}
 
 TEST(Segments, WhatWasCheckedDoesNotChange) {
   auto outbox = Outbox::create({}, 1);
