@@ -9,6 +9,11 @@
 #include <utility>
 
 namespace smddp::intranode {
+namespace {
+
+constexpr int kEndingMs = 200;
+
+}  // namespace
 
 std::string fd_path(int pid, int fd) {
   return "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
@@ -39,7 +44,8 @@ Status could_not_open(const std::string& what, int pid) {
   const int why = errno;
   FileDescriptor process = open_process(pid);
   pollfd end{process.get(), POLLIN, 0};
-  if (process ? poll(&end, 1, 0) == 1 : errno == ESRCH) {
+  // A process closes its descriptors just before its end can be seen.
+  if (process ? poll(&end, 1, why == ENOENT ? kEndingMs : 0) == 1 : errno == ESRCH) {
     return {Code::kPeerLost, "process " + std::to_string(pid) +
                                  " has ended (or runs in another pid namespace, and needs another "
                                  "SMDDP_HOST_ID)"};
@@ -47,10 +53,9 @@ Status could_not_open(const std::string& what, int pid) {
   std::string text = "could not open " + what + " (process " + std::to_string(pid) + ")";
   if (why != EMFILE && why != ENFILE) {  // not for want of descriptors
     text +=
-        ": it could not join, runs as another user or in another pid namespace, or is not dumpable "
-        "(prctl, or file capabilities of its program); give ranks that can't share memory "
-        "different "
-        "SMDDP_HOST_ID";
+        ": it has ended or could not join, runs as another user or in another pid "
+        "namespace, or is not dumpable (prctl, or file capabilities of its program); "
+        "give ranks that can't share memory different SMDDP_HOST_ID";
   }
   errno = why;
   return errno_status(text);
