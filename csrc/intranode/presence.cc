@@ -92,7 +92,8 @@ Result<std::unique_ptr<Neighbor>> Neighbor::open(int pid, uint64_t token, int pr
   // has ended.
   neighbor->notification_ =
       FileDescriptor(::open(fd_path(pid, wake_fd).c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
-  if (!neighbor->notification_) return could_not_open("the notification pipe of " + what, pid);
+  if (!neighbor->notification_)
+    return could_not_open("could not open the notification pipe of " + what, pid);
   if (pid != getpid()) neighbor->pidfd_ = open_process(pid);
   return neighbor;
 }

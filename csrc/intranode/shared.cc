@@ -40,7 +40,7 @@ Result<Shared> create_shared(const char* label, size_t size, unsigned flags) {
   return shared;
 }
 
-Status could_not_open(const std::string& what, int pid) {
+Status could_not_open(const std::string& failure, int pid) {
   const int why = errno;
   FileDescriptor process = open_process(pid);
   pollfd end{process.get(), POLLIN, 0};
@@ -50,7 +50,7 @@ Status could_not_open(const std::string& what, int pid) {
                                  " has ended (or runs in another pid namespace, and needs another "
                                  "SMDDP_HOST_ID)"};
   }
-  std::string text = "could not open " + what + " (process " + std::to_string(pid) + ")";
+  std::string text = failure + " (process " + std::to_string(pid) + ")";
   if (why != EMFILE && why != ENFILE) {  // not for want of descriptors
     text +=
         ": it has ended or could not join, runs as another user or in another pid "
@@ -63,7 +63,7 @@ Status could_not_open(const std::string& what, int pid) {
 
 Result<Mapping> map_shared(int pid, int fd, const std::string& what) {
   FileDescriptor opened(open(fd_path(pid, fd).c_str(), O_RDWR | O_CLOEXEC));
-  if (!opened) return could_not_open("the shared segment of " + what, pid);
+  if (!opened) return could_not_open("could not open the shared segment of " + what, pid);
   struct stat info;
   if (!holds(opened.get(), 1, &info)) {
     return Status(Code::kUnavailable, "descriptor " + std::to_string(fd) + " of process " +

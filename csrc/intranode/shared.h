@@ -23,8 +23,8 @@ Result<Shared> create_shared(const char* label, size_t size, unsigned flags = 0)
 // the segment's owner in error texts.
 Result<Mapping> map_shared(int pid, int fd, const std::string& what);
 
-// Why `what` could not be opened, with errno as it is. kPeerLost: the process has ended.
-Status could_not_open(const std::string& what, int pid);
+// Why something of process `pid` could not be opened, with errno as it is. kPeerLost: the process has ended.
+Status could_not_open(const std::string& failure, int pid);
 
 // True if the file has at least `bytes` bytes and no process can shrink it: accesses to its pages then
 // never end in SIGBUS.
