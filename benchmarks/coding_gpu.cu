@@ -6,24 +6,17 @@
 // status is 1 if a byte differs.
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 
 #include "coding/piece.h"
 #include "coding_data.h"
 #include "device/coding_kernels.cu"
+#include "gpu_timing.h"
 
 using namespace smddp;
 
 namespace {
 
 constexpr size_t kBytes = 256 << 20;
-
-void check(cudaError_t result, const char* what) {
-  if (result == cudaSuccess) return;
-  std::printf("%s: %s\n", what, cudaGetErrorString(result));
-  std::exit(2);
-}
-#define CHECK(call) check(call, #call)
 
 // Raw bytes and their code in memory of the GPU.
 struct OnGpu {
@@ -98,31 +91,10 @@ bool is_right(const Data& data, size_t bytes, size_t piece_bytes) {
   return right;
 }
 
-// The best of several repetitions.
-template <class F>
-double gigabytes_per_second(F&& f) {
-  cudaEvent_t begin, end;
-  CHECK(cudaEventCreate(&begin));
-  CHECK(cudaEventCreate(&end));
-  float best = 1e9f;
-  for (int i = 0; i < 5; ++i) {
-    float now = 0;
-    CHECK(cudaEventRecord(begin));
-    f();
-    CHECK(cudaEventRecord(end));
-    CHECK(cudaEventSynchronize(end));
-    CHECK(cudaEventElapsedTime(&now, begin, end));
-    best = std::min(best, now);
-  }
-  return static_cast<double>(kBytes) / best / 1e6;
-}
-
 }  // namespace
 
 int main() {
-  int all_blocks = 0, device = 0;
-  CHECK(cudaGetDevice(&device));
-  CHECK(cudaDeviceGetAttribute(&all_blocks, cudaDevAttrMultiProcessorCount, device));
+  const int all_blocks = multiprocessors();
   bool right = true;
   for (const Data& data : all_data()) {
     for (size_t piece : {16 << 10, 24 << 10, 128 << 10, 256 << 10}) {
@@ -135,8 +107,8 @@ int main() {
   for (const Data& data : all_data()) {
     OnGpu gpu(data, kBytes, coding::kPieceBytes);
     for (int blocks : {4, 8, 16, all_blocks}) {
-      double encoding = gigabytes_per_second([&] { gpu.encode(blocks); });
-      double decoding = gigabytes_per_second([&] { gpu.decode(blocks); });
+      double encoding = gigabytes_per_second(kBytes, [&] { gpu.encode(blocks); });
+      double decoding = gigabytes_per_second(kBytes, [&] { gpu.decode(blocks); });
       std::printf("%-9s %-10s %6d %9.1f %9.1f\n", name_of(data.dtype), data.name.c_str(), blocks,
                   encoding, decoding);
       std::fflush(stdout);

@@ -7,13 +7,12 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <vector>
 
 #include "device/reduce_kernels.cu"
+#include "gpu_timing.h"
 #include "kernels/reduce.h"
 
 using namespace smddp;
@@ -21,13 +20,6 @@ using namespace smddp;
 namespace {
 
 constexpr size_t kBytes = 96 << 20, kMost = 8;
-
-void check(cudaError_t result, const char* what) {
-  if (result == cudaSuccess) return;
-  std::printf("%s: %s\n", what, cudaGetErrorString(result));
-  std::exit(2);
-}
-#define CHECK(call) check(call, #call)
 
 struct Type {
   Dtype dtype;
@@ -86,32 +78,30 @@ Reduction reduction(const Type& type, const Memory& memory, size_t sources, int 
 }
 
 bool is_right(const Type& type, const Memory& memory, size_t sources, int divisor, size_t off) {
+  const size_t size = size_of(type.dtype);
   Reduction r = reduction(type, memory, sources, divisor);
-  r.count = (1 << 20) + 13;
-  r.destination = memory.result + off * size_of(type.dtype);
-  std::vector<char> got(r.count * size_of(type.dtype)), want(got.size());
+  r.count = (1 << 20) - 13;
+  r.destination = memory.result + off * size;
+  std::vector<char> got(r.count * size), want(got.size());
   std::vector<const void*> from;
   for (size_t k = 0; k < sources; ++k) {
-    r.sources[k] = memory.sources[k] + size_of(type.dtype);
-    from.push_back(memory.host[k].data() + size_of(type.dtype));
+    r.sources[k] = memory.sources[k] + size;
+    from.push_back(memory.host[k].data() + size);
   }
-  r.count = std::min(r.count, memory.host[0].size() / size_of(type.dtype) - 1);
-  got.resize(r.count * size_of(type.dtype));
   type.kernel<<<9, 1024>>>(r);
   CHECK(cudaMemcpy(got.data(), r.destination, got.size(), cudaMemcpyDeviceToHost));
   kernels::reduce(want.data(), from.data(), sources, r.count, type.dtype,
                   divisor > 1 ? ReduceOp::kAvg : ReduceOp::kSum, divisor);
-  want.resize(got.size());
   size_t differs = 0;
   for (size_t i = 0; i < r.count; ++i) {
-    size_t at = i * size_of(type.dtype);
+    size_t at = i * size;
     float x = 0, y = 0;  // of fp32, NaNs differ in their bits
     if (type.dtype == Dtype::kFloat32) {
       std::memcpy(&x, &got[at], sizeof x);
       std::memcpy(&y, &want[at], sizeof y);
     }
     bool both_nan = x != x && y != y;
-    differs += !both_nan && std::memcmp(&got[at], &want[at], size_of(type.dtype)) != 0;
+    differs += !both_nan && std::memcmp(&got[at], &want[at], size) != 0;
   }
   if (differs > 0)
     std::printf("WRONG: %zu elements of %s, %zu sources, divisor %d\n", differs,
@@ -119,31 +109,10 @@ bool is_right(const Type& type, const Memory& memory, size_t sources, int diviso
   return differs == 0;
 }
 
-// The best of several repetitions.
-double gigabytes_per_second(const Type& type, const Reduction& r, int blocks) {
-  cudaEvent_t begin, end;
-  CHECK(cudaEventCreate(&begin));
-  CHECK(cudaEventCreate(&end));
-  float best = 1e9f;
-  for (int i = 0; i < 5; ++i) {
-    float now = 0;
-    CHECK(cudaEventRecord(begin));
-    type.kernel<<<blocks, 1024>>>(r);
-    CHECK(cudaGetLastError());
-    CHECK(cudaEventRecord(end));
-    CHECK(cudaEventSynchronize(end));
-    CHECK(cudaEventElapsedTime(&now, begin, end));
-    best = std::min(best, now);
-  }
-  return static_cast<double>((r.sources_count + 1) * kBytes) / best / 1e6;
-}
-
 }  // namespace
 
 int main() {
-  int all_blocks = 0, device = 0;
-  CHECK(cudaGetDevice(&device));
-  CHECK(cudaDeviceGetAttribute(&all_blocks, cudaDevAttrMultiProcessorCount, device));
+  const int all_blocks = multiprocessors();
   bool right = true;
   for (const Type& type : kTypes) {
     Memory memory(type.dtype);
@@ -160,9 +129,10 @@ int main() {
     for (size_t sources : {2, 3, 4, 8}) {
       for (int blocks : {4, 9, 16, 32, all_blocks}) {
         for (int divisor : {1, static_cast<int>(sources)}) {
-          Reduction r = reduction(type, memory, sources, divisor);
+          const Reduction r = reduction(type, memory, sources, divisor);
           std::printf("%-9s %7zu %7d %6d %9.1f\n", name_of(type.dtype), sources, divisor, blocks,
-                      gigabytes_per_second(type, r, blocks));
+                      gigabytes_per_second((sources + 1) * kBytes,
+                                           [&] { type.kernel<<<blocks, 1024>>>(r); }));
         }
       }
     }

@@ -1,6 +1,7 @@
 // Owns a file descriptor and closes it once. Used by every folder that opens one.
 #pragma once
 
+#include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -37,6 +38,12 @@ class FileDescriptor {
 inline FileDescriptor open_process(int pid) {
   constexpr long kPidfdOpen = 434;  // SYS_pidfd_open, which older C libraries do not define
   return FileDescriptor(static_cast<int>(syscall(kPidfdOpen, pid, 0)));
+}
+
+// Whether a process that open_process() has opened has ended, or ends within `ms`.
+inline bool has_ended(const FileDescriptor& process, int ms = 0) {
+  pollfd end{process.get(), POLLIN, 0};
+  return process && poll(&end, 1, ms) == 1;
 }
 
 }  // namespace smddp

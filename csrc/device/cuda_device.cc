@@ -44,9 +44,8 @@ class CudaDevice final : public Device {
     if (queues != nullptr && std::strcmp(queues, "1") == 0) {
       return {Code::kUnavailable,
               "CUDA_DEVICE_MAX_CONNECTIONS is 1, so all streams of the process share one queue of "
-              "the GPU, and "
-              "kernels would stand behind a collective that waits for another rank; unset it, or "
-              "set it to 8 or more"};
+              "the GPU, and kernels would stand behind a collective that waits for another rank; "
+              "unset it, or set it to 8 or more"};
     }
     Status s = check(api_.cuDeviceGet(&device_, ordinal_), "cuDeviceGet");
     if (s) s = check(api_.cuDevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain");

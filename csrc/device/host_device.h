@@ -30,8 +30,8 @@ class HostDevice final : public Device {
   void free(void* address) override;
   // How often memory was freed that another process still had mapped, which no device allows.
   size_t freed_while_mapped() const { return freed_while_mapped_; }
-  // What devices without access to one another do: import_memory() fails, or its memory holds other bytes, or for
-  // ever those that the peer's has now.
+  // What devices without access to one another do: import_memory() fails, or its memory holds other bytes, or keeps
+  // those that the peer's has when it is mapped.
   enum class Peers { kReachable, kAbsent, kWrong, kStale };
   void set_peers(Peers peers) { peers_ = peers; }
   // How long each copy and each sum takes that is submitted from now on. It reads and writes one half at its

@@ -1,6 +1,5 @@
 #include "gpu/host_peers.h"
 
-#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,8 +18,7 @@ void HostPeers::join(const std::vector<int>& pids) {
 Status HostPeers::lost(uint64_t now, uint64_t started_ns, uint64_t grace_ns,
                        const std::string& what) {
   for (size_t i = 0; i < alive_.size(); ++i) {
-    pollfd p{alive_[i].get(), POLLIN, 0};
-    if (p.fd < 0 || poll(&p, 1, 0) != 1) continue;
+    if (!has_ended(alive_[i])) continue;
     if (gone_since_ns_[i] == 0) gone_since_ns_[i] = now;
     if (now - std::max(gone_since_ns_[i], started_ns) < grace_ns) continue;
     return {Code::kPeerLost,

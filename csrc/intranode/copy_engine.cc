@@ -127,9 +127,8 @@ Status CopyEngine::submit(const Work& work, device::Stream main, const std::vect
   }
   if (s && moves) s = flush(main, steps);
   if (s && moves) {
-    s = work.bytes_ <= kFew && !work.on_lanes_
-            ? move_few(work, main, &lanes == &recorded_lanes_, steps)
-            : move_all(work, 0, main, lanes);
+    s = work.on_lanes_ ? move_all(work, 0, main, lanes)
+                       : move_few(work, main, &lanes == &recorded_lanes_, steps);
   }
   await_all(steps, kDone);  // no peer reads this rank's memory any more
   if (number) steps.push_back(mark_of(*number));
@@ -249,12 +248,18 @@ Result<CopyEngine::Work> CopyEngine::resolve(const Plan& plan,
                                              Imports& imports) {
   Work work;
   work.sums_ = !plan.sums.empty();
-  work.on_lanes_ = plan.on_lanes;
   work.moves_ = !plan.moves.empty();
   work.reductions_.resize(plan.parts);
   work.copies_.assign(plan.parts, std::vector<Copies>(offers.size()));
   Status s = resolve_sums(plan, offers, imports, work);
   if (s) s = resolve_moves(plan, offers, imports, work);
+  size_t bytes = 0;
+  for (const std::vector<Copies>& by_rank : work.copies_) {
+    for (const Copies& copies : by_rank) {
+      for (const Device::Copy& each : copies) bytes += each.bytes;
+    }
+  }
+  work.on_lanes_ = plan.on_lanes || bytes > kFew;
   return s ? Result<Work>(std::move(work)) : Result<Work>(s);
 }
 
@@ -265,10 +270,7 @@ Status CopyEngine::resolve_moves(const Plan& plan, const std::vector<MemoryOffer
     std::byte* to = m.destination;
     Status located =
         offers[from].pieces(imports, m.extent, m.offset, m.bytes, [&](std::byte* at, size_t bytes) {
-          if (at != to && bytes > 0) {
-            work.copies_[m.part][from].push_back({to, at, bytes});
-            work.bytes_ += bytes;
-          }
+          if (at != to && bytes > 0) work.copies_[m.part][from].push_back({to, at, bytes});
           to += bytes;
         });
     if (!located) return located;

@@ -72,8 +72,7 @@ class CopyEngine {
     bool sums_ = false, moves_ = false;
     std::vector<std::vector<kernels::Reduction>> reductions_;  // by part
     std::vector<std::vector<Copies>> copies_;  // by part, and by the rank that they read
-    size_t bytes_ = 0;                         // of all copies
-    bool on_lanes_ = false;
+    bool on_lanes_ = false;                    // the copies, and not on the group's stream
   };
   // Maps the memory of the peers that the plan reads; submits nothing. `offers` has one entry per rank, by
   // index.

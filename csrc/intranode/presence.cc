@@ -107,9 +107,7 @@ void Neighbor::wake() {
 }
 
 bool Neighbor::look_for_death() {
-  if (dead_ || !pidfd_) return dead_;
-  pollfd p{pidfd_.get(), POLLIN, 0};
-  dead_ = poll(&p, 1, 0) == 1;
+  dead_ = dead_ || has_ended(pidfd_);
   return dead_;
 }
 

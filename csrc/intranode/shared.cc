@@ -1,7 +1,6 @@
 #include "intranode/shared.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -43,9 +42,9 @@ Result<Shared> create_shared(const char* label, size_t size, unsigned flags) {
 Status could_not_open(const std::string& failure, int pid) {
   const int why = errno;
   FileDescriptor process = open_process(pid);
-  pollfd end{process.get(), POLLIN, 0};
+  const bool no_process = !process && errno == ESRCH;
   // A process closes its descriptors just before its end can be seen.
-  if (process ? poll(&end, 1, why == ENOENT ? kEndingMs : 0) == 1 : errno == ESRCH) {
+  if (no_process || has_ended(process, why == ENOENT ? kEndingMs : 0)) {
     return {Code::kPeerLost, "process " + std::to_string(pid) +
                                  " has ended (or runs in another pid namespace, and needs another "
                                  "SMDDP_HOST_ID)"};

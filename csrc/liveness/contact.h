@@ -55,7 +55,7 @@ static_assert(sizeof(Answer) == 32);
 
 using Process = uint32_t;  // index of a process that was met, dense from 0
 
-// Whether a process was ever reached. kSettled: it was, or nobody waits for that any more.
+// Whether a process has been reached. kSettled: it has, or the wait for that was given up.
 enum class Reach : uint8_t { kAwaited, kRefuses, kSettled };
 
 // What a process knows of another one that it waits for. Made by Prober, read by the groups.

@@ -51,30 +51,29 @@ def monitored_barrier(
     now.set(str(rank), "")
     if rank == 0:
         others = [str(r) for r in range(1, size)]
-        _await(now, others, seconds)
-        missing = [int(key) for key in others if not now.check([key])]
+        all_came = not others or _await(now, others, seconds)
+        missing = [] if all_came else [int(key) for key in others if not now.check([key])]
         now.set(_VERDICT, _sentence(group, missing if wait_all_ranks else missing[:1], seconds))
-        if number > 0 and not missing:  # all have read it
-            for key in ("0", *others, _VERDICT):
-                before.delete_key(key)
     elif not _await(now, [_VERDICT], seconds + _GRACE_SECONDS):
         raise RuntimeError(_sentence(group, [0], seconds))
     verdict = now.get(_VERDICT).decode()
     if verdict:
         raise RuntimeError(verdict)
+    if number > 0:  # all ranks have left it
+        for key in (str(rank), *([_VERDICT] if rank == 0 else [])):
+            before.delete_key(key)
 
 
 def _await(store: Store, keys: list[str], seconds: float) -> bool:
     end = time.monotonic() + seconds
-    while keys:
+    while True:
         left = timedelta(seconds=max(0.001, end - time.monotonic()))
         try:
             store.wait(keys, min(left, _TURN))
-            break
+            return True
         except RuntimeError:  # what a store raises differs; most: DistStoreError
             if time.monotonic() >= end:
                 return False
-    return True
 
 
 def _sentence(group: dist.ProcessGroup, missing: Sequence[int], seconds: float) -> str:

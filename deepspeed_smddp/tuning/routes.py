@@ -49,8 +49,8 @@ def resolve(group: Any, collective: str, device: str) -> list[Step] | None:
             if group.rank() == 0:
                 logger.warning("smddp: %s stays with smddp: %s", collective, why)
             return [(0, "smddp")]
-        (least,) = measure.slowest([-_free_bytes(where)], group)
-        sizes = tuple(size for size in sizes if size <= -least / FREE_SHARE)
+        free = -measure.slowest([-_free_bytes(where)], group)[0]  # the least of all ranks
+        sizes = tuple(size for size in sizes if size <= free / FREE_SHARE)
         beside = _Matmuls(group, where)
 
     def point(size: int) -> tuple[int, list[float]]:

@@ -25,10 +25,8 @@ STEPS = (
     Step("death", "a killed rank is named, and streams are released", "failure:death", 240),
     OnGpu("save", "after a failure nothing that counted on it is saved", "failure:save", 240),
     OnGpu("zero_sm", "AllGather while kernels hold all SMs", "held:zero_sm", 120),
-    *(
-        OnGpu(name, f"the {what}'s kernels: bytes and rates", "speed:kernels", 120, arguments=(of,))
-        for name, what, of in (("coding", "coder", "coding"), ("sums", "reduction", "reduce"))
-    ),
+    OnGpu("coding", "the coder's kernels", "speed:kernels", 120, arguments=("coding",)),
+    OnGpu("sums", "the reduction's kernels", "speed:kernels", 120, arguments=("reduce",)),
     OnGpu("routes", "what is routed by default, measured beside NCCL", "speed:routes", 240),
     Step("calls", "host time of a call, and the rate of calls", "speed:calls", 240),
     *(

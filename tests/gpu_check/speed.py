@@ -104,12 +104,11 @@ def kernels(run: Run, name: str) -> None:
     said, *table = done.stdout.splitlines()
     run.note("bytes", said)
     head, *rows = (line.split() for line in table)
-    figures = 2 if name == "coding" else 1  # the last columns
     for row in rows:
-        key = ", ".join(
-            f"{what} {value}" for what, value in zip(head, row[:-figures], strict=False)
-        )
-        run.note(f"{key}, GB/s", dict(zip(head[-figures:], row[-figures:], strict=True)))
+        cells = list(zip(head, row, strict=True))
+        rates = head.index("blocks") + 1  # the first column of rates
+        key = ", ".join(f"{name} {value}" for name, value in cells[:rates])
+        run.note(f"{key}, GB/s", dict(cells[rates:]))
 
 
 def bandwidth(run: Run, ranks: int = 0, *more: str) -> None:

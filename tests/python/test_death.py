@@ -9,7 +9,6 @@ import atexit
 import contextlib
 import ctypes
 import itertools
-import multiprocessing.connection
 import os
 import re
 import signal
@@ -84,8 +83,7 @@ def test_a_death_before_the_first_operation_is_told_within_seconds(layout: str) 
         for victim, world in worlds.items():
             world.submit(join_and_die, victim, next(names))
         for victim, world in worlds.items():
-            multiprocessing.connection.wait([world._processes[victim].sentinel], 60)
-            world._busy.discard(victim)
+            assert world.exit_status(victim, 60) == -signal.SIGKILL
             for failure in heard(world, survivors(world, victim), time.monotonic()):
                 assert re.search(rf"\brank {victim}\b", failure.message), failure.message
 

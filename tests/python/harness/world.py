@@ -231,6 +231,7 @@ class World:
     def exit_status(self, rank: int, timeout: float) -> int | None:
         """Of a rank's process, which ends by itself; None if it does not within ``timeout`` s."""
         self.broken = True
+        self._busy.discard(rank)
         self._processes[rank].join(timeout)
         return self._processes[rank].exitcode
 
