@@ -21,9 +21,10 @@ struct Shared {
   std::weak_ptr<Process> current;
   std::shared_ptr<Process> kept;
   Process* ending = nullptr;  // of end_soon()
-  Network::Known known;       // to the last one that has ended
-  uint64_t refused = 0;       // by those that have ended
-  uint64_t not_refused = 0;   // of all, before the last reset
+  uint64_t endings = 0;  // so many have begun: an earlier one does not end the same process sooner
+  Network::Known known;  // to the last one that has ended
+  uint64_t refused = 0;  // by those that have ended
+  uint64_t not_refused = 0;  // of all, before the last reset
 };
 
 Shared& shared() {
@@ -48,12 +49,12 @@ void end_soon(void* released) {
   shared().refused += refused;
   shared().known = std::move(known);
   Process* before = std::exchange(shared().ending, process);
-  std::thread([process, before] {
+  std::thread([process, before, ending = ++shared().endings] {
     delete before;
     std::this_thread::sleep_for(kLastAnswers);
     {
       std::lock_guard lock(shared().mutex);
-      if (shared().ending != process) return;  // in use again
+      if (shared().ending != process || shared().endings != ending) return;  // in use again
       shared().ending = nullptr;
     }
     delete process;

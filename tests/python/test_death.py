@@ -163,6 +163,29 @@ def test_a_rank_that_hears_only_of_a_consequence_is_told_the_cause() -> None:
             assert re.search(pattern, told), (layout, told)
 
 
+def leave_twice(ctx: Context) -> str:
+    """Rank 0 ends its second group while it still answers for its first one."""
+    join_anew(ctx, [0, 1], "first")
+    dist.destroy_process_group()
+    time.sleep(2)
+    join_anew(ctx, [0, 1], "second")
+    if ctx.rank == 0:
+        dist.destroy_process_group()
+        time.sleep(6)
+        return ""
+    time.sleep(3)
+    try:
+        dist.all_reduce(torch.ones(10))
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError("the operation is complete without rank 0")
+
+
+def test_a_rank_answers_as_long_after_its_second_last_group_as_after_its_first() -> None:
+    with fresh("AB", env=LONG) as world:
+        assert "rank 0 (host-A) has destroyed group '0'" in world.run(leave_twice)[1]
+
+
 # ---- new groups after a failure
 
 
