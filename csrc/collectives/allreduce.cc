@@ -1,8 +1,9 @@
 // AllReduce of what fits one slot, in one exchange. Inside a host each rank pushes its whole vector, and each
 // rank sums all vectors in rank order, as ReduceScatter would. In a group of several hosts the first rank of each
 // host does so, exchanges the sum with the first ranks of the other hosts, adds all in host order, and pushes the
-// result to its host. So the results are the same on all ranks, and the same as those of the two fragments that
-// larger operations take. The group makes it by make_allreduce(), if the plan says so.
+// result to its host. Sums of half types of several ranks travel in fp32. So the results are the same on all ranks, and
+// the same as those of the two fragments that larger operations take, if partial sums travel in fp32 there. The group
+// makes it by make_allreduce(), if the plan says so.
 #include <cstring>
 
 #include "collectives/fragment.h"
@@ -12,6 +13,9 @@ namespace smddp {
 namespace {
 
 using intranode::Piece;
+
+// Of sums that are rounded at once: they stay in the first cache.
+constexpr size_t kSumBytes = 4096;
 
 class AllReduce final : public Fragment {
  public:
@@ -33,6 +37,8 @@ class AllReduce final : public Fragment {
     if (flow.memory != nullptr) std::memcpy(flow.memory + offset, payload, bytes);
   }
   bool sum_hosts();
+  // Of the elements from byte `at` of the vector on.
+  void sum_hosts(std::byte* to, size_t bytes, size_t at);
 
   // --- inside the host.
 
@@ -48,14 +54,17 @@ class AllReduce final : public Fragment {
   // f(input, output, bytes, offset into the vector) for each stretch that lies end to end in both.
   template <class F>
   void for_each_stretch(F&& f) const;
-  void reduce(std::byte* to, size_t bytes, int divisor) const {
-    kernels::reduce(to, sources_.data(), sources_.size(), bytes / operation_->element_size,
-                    operation_->dtype, operation_->reduce_op, divisor);
+  size_t count_in(size_t bytes) const { return bytes / operation_->element_size; }
+  void reduce(std::byte* to, size_t count, Dtype type, int divisor) const {
+    kernels::reduce(to, sources_.data(), sources_.size(), count, type, operation_->reduce_op,
+                    divisor);
   }
   int divisor() const { return operation_->divisor_among(members_.ranks()); }
   bool spans_hosts() const { return shape_.nodes > 1; }
 
   size_t bytes_ = 0;
+  Dtype sum_type_{};         // of a host's sum
+  size_t sum_bytes_ = 0;     // for each byte of the vector
   bool leads_ = false;       // the first rank of its host in a group of several hosts
   bool own_pushed_ = false;  // a rank that leads begins with an empty piece
   bool pushed_ = false;
@@ -72,6 +81,8 @@ void AllReduce::start() {
   expect_pieces();
   for (Rank block = 0; block < members_.ranks(); ++block) bytes_ += operation_->input.bytes(block);
   theirs_.assign(heard_.size(), nullptr);
+  sum_type_ = whole_sum_type(operation_->dtype, shape_);
+  sum_bytes_ = sum_type_ == operation_->dtype ? 1 : size_of(sum_type_) / operation_->element_size;
   leads_ = spans_hosts() && members_.topology().local_index(members_.rank()) == 0;
   own_pushed_ = pushed_ = local_.count() == 0;
   if (leads_) make_flows();
@@ -93,19 +104,19 @@ bool AllReduce::progress(bool may_push) {
 // As if the host's sum were its first rank's shard of an AllGather.
 void AllReduce::make_flows() {
   const Topology& topology = members_.topology();
-  host_sum_ = staging_pool_.take(bytes_);
+  host_sum_ = staging_pool_.take(bytes_ * sum_bytes_);
   host_sums_.assign(static_cast<size_t>(topology.nodes()), nullptr);
   host_sums_[static_cast<size_t>(topology.node_of(members_.rank()))] = host_sum_.get();
   auto run_from = [&](Rank rank) {
     ShardRun run;
-    if (bytes_ > 0) run.add(rank, bytes_);
+    if (bytes_ > 0) run.add(rank, bytes_ * sum_bytes_);
     return run;
   };
   pattern::Flows flows = pattern::leader_flows(topology, members_.rank());
   for (const pattern::Flow& flow : flows.in) {
     ReceiveFlow* receive = flows_.add_receive(flow, run_from(flow.peer));
     if (receive == nullptr || bytes_ == 0) continue;
-    staging_.push_back(staging_pool_.take(bytes_));
+    staging_.push_back(staging_pool_.take(bytes_ * sum_bytes_));
     receive->memory = staging_.back().get();
     host_sums_[static_cast<size_t>(topology.node_of(flow.peer))] = receive->memory;
   }
@@ -189,7 +200,13 @@ void AllReduce::sum_host() {
     for (size_t k = 0; k < sources_.size(); ++k) {
       sources_[k] = k == own_position ? own : theirs_[k < own_position ? k : k - 1] + at;
     }
-    reduce(leads_ ? host_sum_.get() + at : to, bytes, leads_ ? 1 : divisor());
+    const size_t count = count_in(bytes);
+    std::byte* sum = leads_ ? host_sum_.get() + at * sum_bytes_ : to;
+    if (!leads_ || sum_type_ == operation_->dtype)
+      return reduce(sum, count, operation_->dtype, leads_ ? 1 : divisor());
+    kernels::load(sum, sources_[0], count, operation_->dtype);
+    for (size_t k = 1; k < sources_.size(); ++k)
+      kernels::accumulate(sum, sources_[k], count, operation_->dtype, operation_->reduce_op);
   });
   done_ = !leads_;
 }
@@ -218,10 +235,21 @@ bool AllReduce::sum_hosts() {
   }
   sources_.assign(host_sums_.size(), nullptr);
   for_each_stretch([&](const std::byte*, std::byte* to, size_t bytes, size_t at) {
-    for (size_t k = 0; k < sources_.size(); ++k) sources_[k] = host_sums_[k] + at;
-    reduce(to, bytes, divisor());
+    if (sum_type_ == operation_->dtype) return sum_hosts(to, bytes, at);
+    alignas(64) std::byte sum[kSumBytes];
+    const size_t step = sizeof sum / sum_bytes_;
+    for (size_t done = 0; done < bytes; done += step) {
+      const size_t n = std::min(step, bytes - done);
+      sum_hosts(sum, n, at + done);
+      kernels::store(to + done, sum, count_in(n), operation_->dtype);
+    }
   });
   return done_ = true;
+}
+
+void AllReduce::sum_hosts(std::byte* to, size_t bytes, size_t at) {
+  for (size_t k = 0; k < sources_.size(); ++k) sources_[k] = host_sums_[k] + at * sum_bytes_;
+  reduce(to, count_in(bytes), sum_type_, divisor());
 }
 
 }  // namespace

@@ -37,8 +37,13 @@ FlowLimits Fragment::limits_of(const FragmentContext& context, size_t chunk_byte
 FlowCoding Fragment::coding_of(const FragmentContext& context) const {
   const Shape& shape = context.shape;
   bool unrounded = (operation_->signature().options & kPartialsInFp32) != 0 && !gathers_sums_;
-  return {operation_->on_device ? Coding::kOff : operation_->coding,
-          unrounded ? kernels::accumulator_of(operation_->dtype) : operation_->dtype,
+  Dtype type = operation_->dtype;
+  if (operation_->plan().whole) {
+    type = whole_sum_type(type, shape);
+  } else if (unrounded) {
+    type = kernels::accumulator_of(type);
+  }
+  return {operation_->on_device ? Coding::kOff : operation_->coding, type,
           shape.network.bytes_per_ns * shape.nodes / shape.ranks, context.coding};
 }
 

@@ -133,15 +133,16 @@ double leaders_ns(double bytes, const Shape& shape) {
 
 // Whether an AllReduce whose fragments could take `choice` each takes one exchange of all bytes instead. Inside a
 // host a rank's vector fits a slot, and what a rank reads of all others costs less than a wait. Between hosts there
-// is one wait and, for each pair of hosts, one message. Sums of half types would be rounded once more, in each host.
+// is one wait and, for each pair of hosts, one message.
 bool takes_one_exchange(const Query& query, const Choice& choice, const Shape& shape) {
   auto ranks = static_cast<size_t>(shape.ranks), nodes = static_cast<size_t>(shape.nodes);
   size_t here = (ranks + nodes - 1) / nodes, vector = query.block_bytes * ranks;
   if (ranks == 1 || query.block_bytes > kWholeBytes / ranks) return false;
   if (vector * (here - 1) > kWholeFromAll) return false;
   if (nodes == 1) return true;
-  return (here == 1 || kernels::accumulator_of(query.dtype) == query.dtype) &&
-         leaders_ns(static_cast<double>(vector), shape) <= 2 * choice.ns;
+  const Dtype sum = whole_sum_type(query.dtype, shape);
+  if (sum != query.dtype) vector *= size_of(sum) / query.element_size;
+  return leaders_ns(static_cast<double>(vector), shape) <= 2 * choice.ns;
 }
 
 // Between more than two hosts, the flows of a fragment follow one another in steps, each behind a latency. A
@@ -209,6 +210,10 @@ Result<Algorithm> parse_algorithm(const std::string& text) {
   if (text == "joint") return Algorithm::kJoint;
   return Status(Code::kInvalid, "algorithm in SMDDP_DEBUG is \"" + text +
                                     "\"; it may be auto, direct, log or joint");
+}
+
+Dtype whole_sum_type(Dtype dtype, const Shape& shape) {
+  return shape.ranks == shape.nodes ? dtype : kernels::accumulator_of(dtype);
 }
 
 Plan select(const Query& query, const Shape& shape, const Tuning& tuning) {

@@ -70,6 +70,10 @@ Result<Algorithm> parse_algorithm(const std::string& text);
 
 Plan select(const Query& query, const Shape& shape, const Tuning& tuning);
 
+// The type of a host's sum in an AllReduce that is one exchange. A sum of several values of a half type would be rounded
+// once more in its own.
+Dtype whole_sum_type(Dtype dtype, const Shape& shape);
+
 // Bytes that may be under way to one rank from all sides together.
 size_t receive_budget_bytes(const Shape& shape);
 

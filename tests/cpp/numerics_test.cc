@@ -9,7 +9,7 @@ namespace smddp {
 namespace {
 
 // An AllReduce of two tensors per rank, out of place or in place, in one exchange (`whole`) or, cut by a
-// bucket, in fragments.
+// bucket, in fragments, whose partial sums travel in fp32.
 template <class T>
 std::vector<T> all_reduced(RankContext& c, size_t size, Dtype dtype, ReduceOp reduce, bool in_place,
                            bool whole) {
@@ -42,8 +42,10 @@ std::vector<T> all_reduced(RankContext& c, size_t size, Dtype dtype, ReduceOp re
     op->input.end_block();
     op->output.end_block();
   }
-  Status status = c.run(op, {.reduce_scatter_bucket_bytes = whole ? 0 : 3 * ranks * sizeof(T)});
+  Status status = c.run(op, {.reduce_scatter_bucket_bytes = whole ? 0 : 3 * ranks * sizeof(T),
+                             .reduce_precision_fp32 = !whole});
   EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_TRUE(!whole || op->plan().whole);
   EXPECT_EQ(op->fragments, whole || size <= 3 * ranks ? 1u : (size + 3 * ranks - 1) / (3 * ranks));
   return to;
 }
