@@ -47,7 +47,7 @@ SLOTS := $(shell echo $$((2 * $(CORES) + 1)))
 export NINJA_STATUS ?= [%f/%t, %e s] 
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-one test-python test-rare test-providers test-faults hugging-face-check test-launchers test-shuffled soak attack sanitize fuzz mutants test-versions test-versions-short deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel scale plan-table gpu-bundle gpu-check gpu-check-simulated wheels wheel-check lint-docker docs lint format tidy import-rules clean
+.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-one test-python test-rare test-providers test-faults hugging-face-check test-launchers test-shuffled soak attack sanitize fuzz mutants test-versions test-versions-short deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel scale gpu-bundle gpu-check gpu-check-simulated wheels wheel-check lint-docker docs lint format tidy import-rules clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -337,9 +337,6 @@ bench-host: bench-programs  ## measure inside this host, RANKS ranks, in turns w
 SCALE_ARGS ?= --out runs/scale
 scale: build  ## simulate 8 to 4,096 ranks and write the tables of docs/dev/scale.md; some minutes
 	$(PY) benchmarks/scale.py $(SCALE_ARGS)
-
-plan-table: build  ## simulate the collectives between hosts that smddp plan looks up; some minutes
-	$(PY) benchmarks/planner_table.py
 
 BENCH_ARGS ?= --ranks-per-host 2 --peers gloo,mpich,impi,openmpi,oneccl --csv runs/hosts.csv \
   --figure runs/hosts.png

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepspeed_smddp.planning import PlanError
-from deepspeed_smddp.planning.hardware import CLUSTERS, GPUS, Cluster, gbit
+from deepspeed_smddp.planning.hardware import CLUSTERS, GPUS, Cluster
 from deepspeed_smddp.planning.memory_use import fits
 from deepspeed_smddp.planning.model_shape import ModelShape
 from deepspeed_smddp.planning.training_job import Job, Scheme, Software
@@ -17,6 +17,21 @@ from deepspeed_smddp.planning.training_job import Job, Scheme, Software
 CSV = Path(__file__).with_name("published_training_speeds.csv")
 # Of an H100 host where the source states no network: eight NICs of 400 Gbit/s, as in a DGX H100.
 ASSUMED_GBIT = 3200
+# How sources begin -> the publisher.
+PUBLISHERS = {
+    "SMDDP": "Amazon",
+    "sharded data parallelism": "Amazon",
+    "LLM Foundry": "MosaicML",
+    "torchtitan": "torchtitan",
+    "Megatron": "NVIDIA",
+    "Korthikanti": "NVIDIA",
+    "DeepSpeed on Azure": "Microsoft",
+    "ZeRO-3 Offload": "Microsoft",
+    "InternEvo": "InternEvo",
+    "vTrain": "vTrain",
+    "Colossal-AI": "Colossal-AI",
+    "stas00": "stas00",
+}
 _DEFAULT_VOCABULARY = 51200  # GPT-2's, padded, where the source has none
 
 
@@ -37,14 +52,9 @@ class Row:
     columns: dict[str, str]
 
     @property
-    def closed_library(self) -> bool:
-        """Of the articles about the closed library."""
-        return "SMDDP" in self.source or "MiCS" in self.source
-
-    @property
-    def fitted(self) -> bool:
-        """Every third row of the file, beginning with the first."""
-        return self.number % 3 == 0
+    def publisher(self) -> str:
+        """Whose figure it is: those of one publisher resemble each other."""
+        return next(name for start, name in PUBLISHERS.items() if self.source.startswith(start))
 
 
 def rows() -> Iterator[Row]:
@@ -71,6 +81,8 @@ def job_of(row: Row) -> Job:
     columns = row.columns
     if re.search(r"CP[2-9]", row.scheme):
         raise NotCovered("context parallelism")
+    if row.scheme.endswith(", SMDDP") or row.scheme.startswith("MiCS"):
+        raise NotCovered("the closed library, which is not this one")
     cluster = _cluster(row)
     shape = _shape(row)
     gpus = _number(columns["gpus"], "the number of GPUs is not stated")
@@ -90,7 +102,7 @@ def _number(text: str, otherwise: str) -> int:
 
 
 def _cluster(row: Row) -> Cluster:
-    gpu, source = row.columns["gpu_type"], row.source
+    gpu = row.columns["gpu_type"]
     if gpu.startswith(("V100", "DGX-GB200")):
         raise NotCovered(f"{gpu.removeprefix('DGX-')} is not in the list of GPUs")
     if "p4d" in gpu:
@@ -104,7 +116,7 @@ def _cluster(row: Row) -> Cluster:
     else:
         name = "h200" if gpu.startswith("H200") else "h100"
     stated = row.columns["network_gbps_per_node"]
-    return Cluster(name, GPUS[name], 8, gbit(float(stated or ASSUMED_GBIT)), "Trainy" in source)
+    return Cluster(name=name, gpu=GPUS[name], network_gbit=float(stated or ASSUMED_GBIT))
 
 
 def _shape(row: Row) -> ModelShape:
@@ -149,8 +161,6 @@ def _scheme(row: Row) -> Scheme:
         return Scheme(stage=3, offload=True)
     if text.startswith("ZeRO-3 (DeepSpeed"):
         return Scheme(stage=3)
-    if text.startswith("MiCS"):
-        return Scheme(stage=3, degree=128 if "degree 128" in text else 0)
     if text.startswith("ZeRO-1"):
         tensor = 2 if "TP2" in text else 1
         within = re.search(r"within (\d+)", text)
@@ -204,21 +214,18 @@ def _software(row: Row) -> Software:
     fused = "compile" in row.scheme or megatron or source.startswith("InternEvo")
     old = source.startswith(("Megatron-LM README 2021", "Korthikanti", "vTrain"))
     unfused = old or "Azure" in source or "MiCS" in source
-    smddp = row.scheme.endswith(", SMDDP") or row.scheme.startswith("MiCS")
     framework = "fsdp2" if row.scheme.startswith("FSDP2") else "fsdp"
     if megatron:
         framework = "megatron"
     elif "ZeRO-3" in row.scheme:
         framework = "deepspeed"
     return Software(
-        library="smddp" if smddp else "nccl",
         framework=framework,
         precision=precision,
         flash=not unfused,
         compiled=fused,
         gradient_bytes=4 if "DEFAULT" in text or framework == "fsdp2" else 2,
         fp8_gather="float8 all-gather" in row.scheme,
-        rowwise="rowwise" in text,
         generation=1 if source.startswith("LLM Foundry") else 2,
     )
 
@@ -229,8 +236,8 @@ def _recomputation(row: Row) -> str:
         return "selective"
     if text:
         return text
-    # The articles about the closed library do not say; models of this size need it.
-    return "full" if row.closed_library else "none"
+    # Amazon's articles do not say; models of this size need it.
+    return "full" if row.publisher == "Amazon" else "none"
 
 
 def _with_batch(row: Row, job: Job) -> Job:
@@ -240,8 +247,6 @@ def _with_batch(row: Row, job: Job) -> Job:
     if not tokens:
         raise NotCovered("the batch is not stated")
     samples = max(1, round(tokens / job.shape.sequence / job.data_parallel))
-    if "degree not stated" in row.scheme:
-        job = _smallest_degree(job)
     if columns["micro_batch"]:
         micro = int(float(columns["micro_batch"]))
         if job.scheme.pipeline > 1 and row.source.startswith("torchtitan"):
@@ -260,14 +265,6 @@ def largest_micro_batch(job: Job, samples: int) -> Job:
             if fits(tried):
                 return tried
     return job.having(micro_batch=1, accumulation=samples)
-
-
-def _smallest_degree(job: Job) -> Job:
-    """The article states no degree: the smallest number of hosts whose GPUs hold the state."""
-    degree = job.cluster.gpus_per_host
-    while degree < job.data_parallel and not fits(job.having(degree=degree, micro_batch=4)):
-        degree *= 2
-    return job.having(degree=degree)
 
 
 def predicted_value(row: Row, job: Job, seconds: float) -> float:
@@ -296,3 +293,13 @@ def megatron_flops(shape: ModelShape, tokens: float) -> float:
         12 * shape.layers * shape.hidden
     )
     return layers * (1 + extra)
+
+
+def peak_share(row: Row, job: Job) -> float:
+    """The published figure as a share of the GPU's peak, 6 N + 6 L h s FLOP per token."""
+    shape, tokens = job.shape, job.tokens_per_step
+    per_token = 6 * shape.parameters + 6 * shape.layers * shape.hidden * shape.sequence
+    # Of a step of one second, by that of the published one.
+    seconds = predicted_value(row, job, 1.0) / row.value
+    seconds = 1 / seconds if row.metric == "step_time_s" else seconds
+    return per_token * tokens / seconds / job.gpus / job.cluster.gpu.flops("bf16")

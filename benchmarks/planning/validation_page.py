@@ -2,158 +2,196 @@
 
 from __future__ import annotations
 
+import collections
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from deepspeed_smddp.planning.constants import Constant, constants, values
-from deepspeed_smddp.planning.step_time import step_time
-from deepspeed_smddp.planning.training_job import Job
-from planning.fitting import error
-from planning.published import ASSUMED_GBIT, Row, predicted_value
+from deepspeed_smddp.planning.constants import COMPARED_SHARDED, CONSTANTS, INTERVAL
+from planning import fitting
+from planning.fitting import Covered, Errors
+from planning.published import ASSUMED_GBIT, Row
 
-Covered = Sequence[tuple[Row, Job]]
-
-_UNITS = {
-    "tokens_per_s_per_gpu": "tokens/s/GPU",
-    "samples_per_s": "samples/s",
-    "step_time_s": "s",
-    "hardware_tflops_per_gpu": "TFLOPS/GPU (hardware)",
-    "model_tflops_per_gpu": "TFLOPS/GPU (model)",
-}
-
-_INTRODUCTION = """\
+_PAGE = """\
 # The planner against published training speeds
 
 `smddp plan` predicts the time of a training step. This page compares it with {all} published
-figures ([the file](../../benchmarks/planning/published_training_speeds.csv) has all sources) and
-is written by
+figures ([the file](../../benchmarks/planning/published_training_speeds.csv) has all sources),
+publisher by publisher: one constant is fitted to the other publishers' rows, and this one's are
+predicted. It is written in less than a minute by
 
     python benchmarks/planner.py
 
-An error of +10 % means that the planner is 10 % faster than what was published, whatever the unit.
-The constants are fitted on every third row of the file, beginning with the first: {fitted} of the
-{covered} rows that the planner's schemes cover. The other {held} are held out.
+The baseline copies the share of the GPU's peak of the nearest row: of the other publishers, which
+is what the planner had to go by as well, and of any row, that publisher's own included.
 
-| Rows | Number | Median of the absolute error | Within 20 % |
+| Left out | Rows | Median error | Within 20 % | In the interval | Copy of others | Copy of any |
+|---|---|---|---|---|---|---|
+{publishers}
+
+The errors are absolute. {verdict}
+
+The interval that `smddp plan` prints is a factor of {interval:g} to both sides. It comes from these
+errors, each publisher with the same weight and one more that may lie anywhere (hierarchical
+conformal prediction), so that it holds at least {share:.0f} % of the rows of a publisher that is
+like these, on average. With so few publishers that takes a width that holds more of the rows known.
+The column above takes for each publisher the interval that the others give.
+
+| Rows | Number | Median error | In {interval:g} |
 |---|---|---|---|
-{summary}
-
-![Predicted over published](planner-validation.svg)
+{classes}
 
 ## How sure this is
 
-- No row was measured by us, and smddp has not run on several GPUs. The smddp rows are those of the
-  closed library; the planner predicts them with simulations of our core's schedules (90 % of a
-  host's NICs carry data, 20 us of latency, 1 us per message), none of which is fitted. That our
-  library reaches the same on these machines is not shown.
-- The constants were fitted when smddp's communication was a formula of latency, messages and bytes.
-  Of the fitted rows, 3, 6 and 9 are smddp's.
-- The form of the model, the bounds, the allowance for fragmentation and the rule for an unstated
-  micro-batch (the largest that divides the batch and fits) were chosen with all rows in view. So
-  the held-out rows judge the constants, not the form.
-- Rows of one source resemble each other: of a source with many rows, some are always fitted. Rows 6
-  and 9 are the runs of rows 5 and 8 in another unit.
-- Of NCCL over EFA between hosts with A100 there are four rows: 0 is fitted and decides
-  `efa.network` nearly alone; 2, 4 and 7 are held out.
-- Fitted constants that stand at a bound, as the rows ask for more than is plausible: {bounds}.
-  `launch.*` and `elementwise.gated` are estimates that no fitted row decides.
-- Assumed where a source is silent: H100 hosts have {gbit} Gbit/s; the articles about the closed
-  library recompute all activations; GPT-NeoX 65B has Llama 65B's layers with a feed-forward network
-  of four times the hidden size, and divides the kept inputs over its 8 tensor-parallel ranks; MiCS
-  without a stated degree has the smallest number of hosts that holds the state.
+- No row was measured by us. Amazon's rows of its closed library are not predicted: smddp was not
+  measured between GPUs of several hosts, and so the planner has no time for it.
+- The form of the model, the rule for an unstated micro-batch (the largest that divides the batch
+  and fits) and the sources of the constants were chosen by people who knew the rows. Leaving a
+  publisher out judges the fit, not these choices.
+- {most} publishes {most_rows} of the {covered} rows. {gpus:,} GPUs are the most with ZeRO-3 or
+  FSDP.
+- Assumed where a source is silent: H100 hosts have {gbit} Gbit/s; Amazon's runs recompute all
+  activations; GPT-NeoX 65B has Llama 65B's layers with a feed-forward network of four times the
+  hidden size, and divides the kept inputs over its 8 tensor-parallel ranks.
+- No row has LoRA, experts, a consumer card, fewer than 8 GPUs per host or less than 400 Gbit/s per
+  host.
 
+## The constants
+
+`reached` is fitted: {reached:.2f}, and {low:.2f} to {high:.2f} in 90 % of bootstraps over
+publishers. Each other constant was fitted beside it at half, once and twice its value; the column
+has what 90 % of the bootstraps chose: a range for {undetermined}, which the rows so do not
+determine. None of them is fitted. What belongs to a GPU is in
+[hardware.json](../../deepspeed_smddp/planning/hardware.json).
+
+| Constant | Value | Meaning | Source | Bootstrap |
+|---|---|---|---|---|
+{constants}
+
+## Rows that are not covered
+
+{left}
 """
 
 
 def page(covered: Covered, left: Sequence[tuple[Row, str]]) -> str:
     """The whole page in Markdown."""
-    errors = [(row, job, error(row, job, values())) for row, job in covered]
-    held = [e for row, _, e in errors if not row.fitted]
-    fitted = [e for row, _, e in errors if row.fitted]
-    closed = [e for row, _, e in errors if row.closed_library]
-    bounds = [f"`{name}`" for name, of in constants().items() if _at_bound(of)]
-    summary = "\n".join(
-        f"| {name} | {len(of)} | {_percent(median(of))} | {_percent(within(of))} |"
-        for name, of in (
-            ("held out", held),
-            ("fitted", fitted),
-            ("of the closed library's articles", closed),
-        )
-    )
-    text = _INTRODUCTION.format(
+    errors = Errors.at(covered)
+    names = list(errors.of)
+    found, inside = errors.left_out(), errors.inside()
+    others = fitting.nearest(covered, others=True)
+    near = fitting.nearest(covered, others=False)
+    counts = {name: len(rows) for name, rows in found.items()}
+    every = sum(counts.values())
+    low, high = fitting.bootstrap(lambda some: fitting.GRID[errors.fit(some)], names)
+    ranges = fitting.identified(covered, errors)
+    lines = [
+        _publisher(name, counts[name], found[name], inside[name], others[name], near[name])
+        for name in names
+    ]
+    whole = sum(inside[name] * counts[name] for name in names) / every
+    parts = (_flat(found), whole, _flat(others), _flat(near))
+    lines.append(_publisher("**all rows**", every, *parts))
+    most = max(names, key=counts.__getitem__)
+    undetermined = sum(a != b for a, b in ranges.values())
+    return _PAGE.format(
         all=len(covered) + len(left),
-        fitted=len(fitted),
-        covered=len(covered),
-        held=len(held),
-        summary=summary,
+        publishers="\n".join(lines),
+        verdict=_verdict(found, others, near),
+        interval=INTERVAL,
+        share=fitting.COVERED * 100,
+        classes=_classes(covered, found),
+        most=most,
+        most_rows=counts[most],
+        covered=every,
+        gpus=COMPARED_SHARDED,
         gbit=ASSUMED_GBIT,
-        bounds=", ".join(bounds) or "none",
+        reached=fitting.GRID[errors.fit(names)],
+        low=low,
+        high=high,
+        undetermined=f"{undetermined} of {len(ranges)}",
+        constants=_constants(ranges),
+        left=_left(left),
     )
-    return text + _by_source(errors) + _rows(errors) + _left(left) + _constants()
 
 
-def median(errors: Sequence[float]) -> float:
-    """Of the absolute errors."""
-    return statistics.median(abs(e) for e in errors)
+def relative(errors: Iterable[float]) -> list[float]:
+    """Absolute errors, of logarithms: 0.1 is 10 % of the published figure."""
+    return [abs(math.expm1(e)) for e in errors]
 
 
-def within(errors: Sequence[float], bound: float = 0.2) -> float:
+def median(errors: Iterable[float]) -> float:
+    """Of the absolute errors, of logarithms."""
+    return statistics.median(relative(errors))
+
+
+def within(errors: Iterable[float], bound: float = 0.2) -> float:
     """The share of rows whose absolute error is at most ``bound``."""
-    return sum(abs(e) <= bound for e in errors) / len(errors)
+    return statistics.fmean(e <= bound for e in relative(errors))
 
 
-def _at_bound(of: Constant) -> bool:
-    """Whether the rows asked for more than the bounds allow."""
-    margin = 1e-3 * (of.high - of.low)
-    return of.origin == "fitted" and not (of.low + margin < of.value < of.high - margin)
+def _flat(found: Mapping[str, list[float]]) -> list[float]:
+    return [e for errors in found.values() for e in errors]
+
+
+def _publisher(
+    name: str,
+    count: int,
+    found: list[float],
+    inside: float,
+    others: list[float],
+    near: list[float],
+) -> str:
+    cells = (median(found), within(found), inside, median(others), median(near))
+    return f"| {name} | {count} | {' | '.join(map(_percent, cells))} |"
+
+
+def _verdict(*tables: Mapping[str, list[float]]) -> str:
+    """Where the planner is no better than the baselines, in words."""
+    found, others, near = ({k: median(v) for k, v in table.items()} for table in tables)
+    words = []
+    for baseline, what in ((others, "another publisher's row"), (near, "the nearest row of all")):
+        worse = [name for name, error in found.items() if error >= baseline[name]]
+        if worse:
+            words.append(
+                f"For {', '.join(worse)} the planner is **no better than copying {what}**."
+            )
+        else:
+            words.append(f"The planner is better than copying {what} for every publisher.")
+    return " ".join(words)
+
+
+def _classes(covered: Covered, found: Mapping[str, list[float]]) -> str:
+    left = {name: iter(errors) for name, errors in found.items()}
+    classes: dict[str, list[float]] = {}
+    for row, job in covered:
+        where = "between hosts" if job.hosts > 1 else "inside a host"
+        what = "ZeRO-3 and FSDP" if job.scheme.stage == 3 else "other schemes"
+        classes.setdefault(f"{what}, {where}", []).append(next(left[row.publisher]))
+    bound = math.log(INTERVAL)
+    return "\n".join(
+        f"| {name} | {len(of)} | {_percent(median(of))} | "
+        f"{_percent(statistics.fmean(abs(e) <= bound for e in of))} |"
+        for name, of in sorted(classes.items())
+    )
+
+
+def _constants(ranges: Mapping[str, tuple[float, float]]) -> str:
+    lines = []
+    for name, of in CONSTANTS.items():
+        low, high = ranges.get(name, (0, 0))
+        chosen = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+        lines.append(
+            f"| `{name}` | {of.value:g} | {of.meaning} | {of.source} | "
+            f"{chosen if name in ranges else 'above'} |"
+        )
+    return "\n".join(lines)
+
+
+def _left(left: Sequence[tuple[Row, str]]) -> str:
+    counts = collections.Counter(f"{why} ({row.publisher})" for row, why in left)
+    return "\n".join(f"- {count}: {why}" for why, count in counts.items())
 
 
 def _percent(share: float) -> str:
     return f"{share * 100:.1f} %"
-
-
-def _by_source(errors: Sequence[tuple[Row, Job, float]]) -> str:
-    sources: dict[str, list[float]] = {}
-    for row, _, e in errors:
-        sources.setdefault(row.source, []).append(e)
-    lines = [
-        f"| {source} | {len(of)} | {statistics.median(of) * 100:+.1f} % | {_percent(median(of))} | "
-        f"{_percent(max(abs(e) for e in of))} |"
-        for source, of in sources.items()
-    ]
-    head = (
-        "| Source | Rows | Median error | Median absolute error | Largest |\n|---|---|---|---|---|"
-    )
-    return "## By source\n\n" + head + "\n" + "\n".join(lines) + "\n\n"
-
-
-def _rows(errors: Sequence[tuple[Row, Job, float]]) -> str:
-    lines = []
-    for row, job, e in errors:
-        predicted = predicted_value(row, job, step_time(job).total)
-        lines.append(
-            f"| {row.number}{' f' if row.fitted else ''} | {row.model} | {job.gpus} x "
-            f"{job.cluster.gpu.name} | {row.scheme} | {job.shape.sequence} | {job.micro_batch} | "
-            f"{row.value:g} | {predicted:.4g} | {_UNITS[row.metric]} | {e * 100:+.1f} % |"
-        )
-    head = (
-        "| Row | Model | GPUs | Scheme | Sequence | Micro-batch | Published | Predicted | Unit | "
-        "Error |\n|---|---|---|---|---|---|---|---|---|---|"
-    )
-    return "## Every row\n\nf: fitted.\n\n" + head + "\n" + "\n".join(lines) + "\n\n"
-
-
-def _left(left: Sequence[tuple[Row, str]]) -> str:
-    lines = [f"| {row.number} | {row.model} | {row.scheme} | {why} |" for row, why in left]
-    head = "| Row | Model | Scheme | Why |\n|---|---|---|---|"
-    return "## Rows that are not covered\n\n" + head + "\n" + "\n".join(lines) + "\n\n"
-
-
-def _constants() -> str:
-    lines = [
-        f"| `{name}` | {of.value:.4g} {of.unit if of.unit != '1' else ''} | "
-        f"{f'{of.low:g} to {of.high:g}' if of.origin == 'fitted' else 'given'} | {of.meaning} |"
-        for name, of in constants().items()
-    ]
-    head = "| Constant | Value | Bounds | Meaning |\n|---|---|---|---|"
-    return "## The constants\n\n" + head + "\n" + "\n".join(lines) + "\n"

@@ -27,7 +27,7 @@ def plan(
         ),
     ],
     cluster: Annotated[
-        str, Argument(help="p4d, p4de, p5, p5en, p6-b200; or a GPU with --network, as h100.")
+        str, Argument(help="p4d, p4de, p5, p5en, p6-b200; or a GPU, as h100 or rtx-4090.")
     ],
     gpus: Annotated[int, Option(help="GPUs of the job.")] = 8,
     config: Annotated[
@@ -38,6 +38,11 @@ def plan(
     batch_tokens: Annotated[str, Option(help="Tokens of a step, as 4M; else the config's.")] = "",
     tokens: Annotated[str, Option(help="Of the whole training, as 2T.")] = "",
     network: Annotated[float, Option(help="Gbit/s of a host.")] = 0,
+    gpus_per_host: Annotated[int, Option(help="Else those of the cluster, or 8.")] = 0,
+    hardware_file: Annotated[
+        Path | None,
+        Option("--hardware", exists=True, dir_okay=False, help="GPUs and clusters of your own."),
+    ] = None,
     network_from: Annotated[
         Path | None, Option(exists=True, dir_okay=False, help="What smddp bench --json wrote.")
     ] = None,
@@ -61,15 +66,17 @@ def plan(
         shape = replace(shape, sequence=sequence)
     if network and network_from:
         raise PlanError("--network and --network-from exclude each other")
-    if network_from:
-        network = training_job.gbit_of_host(network_from)
-    zero3 = {"zero_optimization": {"stage": 3}, "comm_backend": "smddp"}
+    measured = training_job.measured_gbit(network_from) if network_from else {}
+    network = network or max(measured.values(), default=0)
+    zero3 = {"zero_optimization": {"stage": 3}}
     planned = ds_json.read(config or zero3)
     if planned is None:
         raise PlanError(f"{config} is neither JSON nor hjson with an object in it")
     job = training_job.of_config(
         shape,
-        replace(hardware.cluster(cluster, network), price=price),
+        hardware.cluster(cluster, network, gpus_per_host, hardware_file).having(
+            price=price, measured_gbit=measured
+        ),
         gpus,
         planned,
         recomputation=recomputation,

@@ -15,8 +15,3 @@ def highest_rate(ratio: float, code: float = USUAL_CODE) -> float:
     The core codes if ``(ratio / network + 1 / code) * 1.05 <= 1 / network``.
     """
     return max(0.0, code * (1 / _LEAST_GAIN - ratio))
-
-
-def share_of_time(ratio: float, rate: float, code: float = USUAL_CODE) -> float:
-    """The part of the network's time that data takes where a rank has ``rate``, by that rule."""
-    return min(1.0, ratio + rate / code)

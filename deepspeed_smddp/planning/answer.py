@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from deepspeed_smddp.planning import PlanError, recommendation
 from deepspeed_smddp.planning.collective_time import RankGroup
+from deepspeed_smddp.planning.constants import INTERVAL
 from deepspeed_smddp.planning.memory_use import MemoryUse, fits, memory_use
-from deepspeed_smddp.planning.step_time import StepTime, coding, communication_origin, step_time
+from deepspeed_smddp.planning.step_time import StepTime, beyond, step_time
 from deepspeed_smddp.planning.training_job import Job
 
 
@@ -39,6 +41,11 @@ class Training:
     seconds: float
     gpu_hours: float
     price: float | None
+
+
+def interval(value: float) -> tuple[float, float]:
+    """Between what a predicted time or rate should lie: docs/dev/planner-validation.md."""
+    return value / INTERVAL, value * INTERVAL
 
 
 @dataclass(frozen=True)
@@ -116,43 +123,52 @@ class Planned:
             "memory_of_gpu_bytes": job.cluster.gpu.memory_bytes,
             "fits": self.fits,
             "step_seconds": asdict(self.step) | {"total": self.step.total},
+            "step_seconds_interval": interval(self.step.total),
+            "beyond_published": beyond(job),
             "sent_per_host_bytes": host_bytes(job),
             "model_tflops_per_gpu": self.model_tflops,
             "hardware_tflops_per_gpu": self.hardware_tflops,
             "tokens_per_second": job.tokens_per_step / self.step.total,
-            "communication": communication_origin(job),
-            "coding": coding(job),
             "limit": self.limit,
             "training": asdict(training) if training else None,
             "ds_config": recommendation.ds_config(job),
         }
 
 
+def smddp_or_nccl(job: Job) -> str:
+    """Which of the two carries this job faster, where both were measured on its machines."""
+    measured = job.cluster.measured_gbit
+    if len(measured) < 2:
+        counted = ""
+        if job.software.library == "smddp" and job.hosts > 1 and "smddp" not in measured:
+            counted = "; the times are NCCL's"
+        return f"not known{counted}; measure with `smddp bench`"
+    rates = f"smddp {measured['smddp']:,.0f}, NCCL {measured['nccl']:,.0f}"
+    return f"AllGather between hosts, measured: {rates} Gbit/s per host"
+
+
 def curve(job: Job) -> list[Planned]:
-    """The job on up to 4,096 GPUs in powers of two, with both libraries and its batch per GPU."""
+    """The job on up to 4,096 GPUs in powers of two, with its batch per GPU."""
     points = []
     parts = job.scheme.tensor * job.scheme.pipeline
     gpus = max(job.cluster.gpus_per_host, parts)
     while gpus <= recommendation.MOST_GPUS:
-        for library in ("smddp", "nccl"):
-            degree = job.scheme.degree if job.scheme.degree < gpus // parts else 0
-            try:
-                points.append(Planned.of(job.having(gpus=gpus, library=library, degree=degree)))
-            except PlanError:
-                continue
+        degree = job.scheme.degree if job.scheme.degree < gpus // parts else 0
+        with suppress(PlanError):
+            points.append(Planned.of(job.having(gpus=gpus, degree=degree)))
         gpus *= 2
     return points
 
 
 @dataclass(frozen=True)
 class Answer:
-    """``asked``: the job of the user's config, None without one.
+    """``question``: what was asked for; ``asked``: that, if it is a config of the user's.
 
-    ``best``: the fastest that fits, or where none fits on ``gpus`` GPUs the nearest that does; None
+    ``best``: the fastest that fits, or where none fits on these GPUs the nearest that does; None
     if there is none up to 4,096.
     """
 
-    gpus: int
+    question: Job
     asked: Planned | None
     best: Planned | None
     changes: list[recommendation.Change]
@@ -168,23 +184,23 @@ class Answer:
     def fits(self) -> bool:
         """Whether what was asked for fits: the config's job, or any on these GPUs."""
         shown = self.shown
-        return shown is not None and shown.fits and shown.job.gpus == self.gpus
+        return shown is not None and shown.fits and shown.job.gpus == self.question.gpus
 
     def as_json(self) -> dict[str, Any]:
         """For ``--json``."""
         return {
             "asked": self.asked.as_json(self.tokens) if self.asked else None,
             "recommended": self.best.as_json(self.tokens) if self.best else None,
+            "smddp_or_nccl": smddp_or_nccl(self.shown.job) if self.shown else None,
             "changes": [
                 {"change": c.text, "step_seconds": c.seconds, "fits": c.fits} for c in self.changes
             ],
             "curve": [
                 {
                     "gpus": p.job.gpus,
-                    "library": p.job.software.library,
-                    "step_seconds": p.step.total,
-                    "model_tflops_per_gpu": p.model_tflops,
-                    "communication": communication_origin(p.job),
+                    "step_seconds_interval": interval(p.step.total),
+                    "model_tflops_per_gpu_interval": interval(p.model_tflops),
+                    "beyond_published": beyond(p.job),
                 }
                 for p in self.curve
             ],
@@ -198,4 +214,4 @@ def answer(job: Job, tokens: float, *, asked: bool) -> Answer:
     planned = Planned.of(best) if best else None
     shown = own or planned
     changes = recommendation.single_changes(shown.job) if shown else []
-    return Answer(job.gpus, own, planned, changes, curve(shown.job) if shown else [], tokens)
+    return Answer(job, own, planned, changes, curve(shown.job) if shown else [], tokens)

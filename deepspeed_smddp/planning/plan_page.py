@@ -12,12 +12,16 @@ from rich.text import Text
 
 from deepspeed_smddp.diagnostics import output_files
 from deepspeed_smddp.diagnostics.report.wording import count
-from deepspeed_smddp.planning.answer import Answer, Planned, host_bytes
+from deepspeed_smddp.planning.answer import Answer, Planned, host_bytes, interval, smddp_or_nccl
+from deepspeed_smddp.planning.constants import COMPARED_SHARDED
 from deepspeed_smddp.planning.recommendation import ds_config
-from deepspeed_smddp.planning.step_time import coding, communication_origin
+from deepspeed_smddp.planning.step_time import beyond
 from deepspeed_smddp.planning.training_job import Job
 
-NOT_SHOWN = "It has not run on hardware; errors: docs/dev/planner-validation.md."
+PREDICTED = (
+    "Predicted, not measured. A range should hold 80 % of the published steps of a publisher that "
+    "the planner was not fitted to: docs/dev/planner-validation.md."
+)
 _MEMORY = {
     "parameters": "parameters",
     "gradients": "gradients",
@@ -32,7 +36,7 @@ _MEMORY = {
 }
 _STEP = {
     "computing": "computing",
-    "slowed": "slowed by NCCL",
+    "slowed": "slowed by collectives",
     "exposed_gathers": "gathers, not hidden",
     "exposed_reductions": "reductions, not hidden",
     "tensor": "tensor parallelism",
@@ -40,7 +44,6 @@ _STEP = {
     "optimizer": "optimizer",
 }
 _CHANGES = 6
-PUBLISHED_GPUS = 1024  # of the largest ZeRO-3 row in docs/dev/planner-validation.md
 
 
 def show(console: Console, answer: Answer) -> None:
@@ -57,7 +60,7 @@ def show(console: Console, answer: Answer) -> None:
     _changes(console, answer)
     _curve(console, answer)
     _recommendation(console, answer)
-    _say(console, NOT_SHOWN, "dim")
+    _say(console, PREDICTED, "dim")
 
 
 def draw(answer: Answer, path: Path) -> None:
@@ -72,19 +75,17 @@ def draw(answer: Answer, path: Path) -> None:
     assert shown is not None
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    for library, name, colour in (("smddp", "smddp", "#c8401c"), ("nccl", "NCCL", "#1f6fb4")):
-        points = [p for p in answer.curve if p.job.software.library == library]
-        tflops = [p.model_tflops for p in points]
-        axes.plot([p.job.gpus for p in points], tflops, marker="o", color=colour, label=name)
-    gpus = sorted({p.job.gpus for p in answer.curve})
+    gpus = [p.job.gpus for p in answer.curve]
+    low, high = zip(*(interval(p.model_tflops) for p in answer.curve), strict=True)
+    axes.fill_between(gpus, low, high, color="#c8d9ea")
+    axes.plot(gpus, [p.model_tflops for p in answer.curve], marker="o", color="#1f6fb4")
     axes.set_xscale("log", base=2)
     axes.set_xticks(gpus, [str(n) for n in gpus])
     axes.set_ylim(bottom=0)
     axes.set_xlabel("GPUs, the same batch per GPU")
-    axes.set_ylabel("model TFLOPS per GPU, predicted")
+    axes.set_ylabel("model TFLOPS per GPU, predicted, with its interval")
     axes.set_title(f"{shown.job.shape.name} on {shown.job.cluster.name}", fontsize=10)
     axes.grid(color="#eee")
-    axes.legend(frameon=False)
     output_files.save_picture(figure, path, dpi=120)
 
 
@@ -112,8 +113,9 @@ def _head(console: Console, plan: Planned) -> None:
     for line in (
         f"{shape.name}: {shape.parameters / 1e9:.3g} billion parameters, "
         f"{shape.sequence} tokens per sequence",
-        f"{job.gpus} GPUs {cluster.gpu.name} in {count(job.hosts, 'host')} {cluster.name}, "
-        f"{cluster.network_rate * 8e-9:g} Gbit/s per host",
+        f"{count(job.gpus, 'GPU')} {cluster.gpu.name} in {count(job.hosts, 'host')}"
+        + (f" {cluster.name}" if cluster.name != cluster.gpu.name else "")
+        + (f", {cluster.network_gbit:g} Gbit/s per host" if cluster.network_gbit else ""),
         describe(job),
         f"{job.tokens_per_step:,} tokens per step",
     ):
@@ -128,7 +130,7 @@ def _does_not_fit(console: Console, answer: Answer) -> None:
         missing = _gb(asked.memory.total - asked.job.cluster.gpu.memory_bytes)
         text = f"This config does not fit: a GPU of {memory} lacks {missing}."
     else:
-        text = f"No configuration fits {answer.gpus} GPUs of {memory}."
+        text = f"No configuration fits {count(answer.question.gpus, 'GPU')} of {memory}."
     _say(console, text, "red")
     if best is not None:
         _say(console, f"The nearest that fits: {best.job.gpus} GPUs, {describe(best.job)}.")
@@ -149,10 +151,9 @@ def _memory_and_step(console: Console, plan: Planned) -> None:
     for name, words in _STEP.items():
         value = float(getattr(plan.step, name))
         if value >= 0.0005 * total:
-            step.add_row(words, f"{_seconds(value)}  {value / total * 100:3.0f} %")
+            step.add_row(words, f"{value / total * 100:3.0f} %")
     step.add_section()
-    step.add_row("together", f"{_seconds(total)}  100 %")
-    step.add_row("hidden communication", f"{_seconds(plan.step.hidden)}       ")
+    step.add_row("together", _seconds(total))
     both = Table.grid(padding=(0, 2))
     both.add_row(memory, step)
     console.print()
@@ -162,32 +163,31 @@ def _memory_and_step(console: Console, plan: Planned) -> None:
 def _work(console: Console, plan: Planned, tokens: float) -> None:
     job = plan.job
     table = Table.grid(padding=(0, 2))
-    share = plan.model_tflops * 1e12 / job.cluster.gpu.flops(job.software.precision) * 100
+    peak = job.cluster.gpu.flops(job.software.precision) / 1e12
     table.add_row(
         "TFLOPS per GPU",
-        f"{plan.model_tflops:.1f} of the model ({share:.0f} % of the peak), "
-        f"{plan.hardware_tflops:.1f} with recomputation",
+        f"{_between(plan.model_tflops)} of the model, {_between(plan.model_tflops / peak * 100)} % "
+        "of the peak",
     )
-    table.add_row("Tokens per second", f"{job.tokens_per_step / plan.step.total:,.0f}")
+    table.add_row("Tokens per second", _between(job.tokens_per_step / plan.step.total))
     sent = host_bytes(job)
     if sent:
-        rate = sent / plan.step.total * 8e-9
-        table.add_row(
-            "A host sends",
-            f"{_gb(sent)} per step, {rate:.0f} Gbit/s on average of "
-            f"{job.cluster.network_rate * 8e-9:g}",
-        )
-        table.add_row("Communication", communication_origin(job))
-        if coding(job):
-            table.add_row("Coding", coding(job))
+        table.add_row("A host sends", f"{_gb(sent)} per step at least")
+    if job.gpus > 1:
+        table.add_row("smddp or NCCL", smddp_or_nccl(job))
+    if beyond(job):
+        words = "; ".join(beyond(job))
+        table.add_row("Not compared", f"no published row has {words}: the range may be too narrow")
     table.add_row("Limited by", plan.limit)
     training = plan.training(tokens)
     if training is not None:
-        price = "" if training.price is None else f", {training.price:,.0f} by the price given"
+        price = ""
+        if training.price is not None:
+            price = f", {_between(training.price)} by the price given"
         table.add_row(
             f"{_count(training.tokens)} tokens",
-            f"{training.steps:,} steps, {training.seconds / 86400:.1f} days, "
-            f"{training.gpu_hours:,.0f} GPU hours{price}",
+            f"{training.steps:,} steps, {_between(training.seconds / 86400)} days, "
+            f"{_between(training.gpu_hours)} GPU hours{price}",
         )
     console.print(table)
 
@@ -197,50 +197,46 @@ def _changes(console: Console, answer: Answer) -> None:
     assert shown is not None
     if not answer.changes:
         return
-    table = _table("One change", "Step", "Faster by", "Fits")
-    gains = ((c, (shown.step.total / c.seconds - 1) * 100) for c in answer.changes)
-    for change, gain in [(c, gain) for c, gain in gains if abs(gain) >= 1][:_CHANGES]:
-        table.add_row(
-            change.text, _seconds(change.seconds), f"{gain:+.0f} %", "yes" if change.fits else "no"
-        )
+    table = _table("One change", "Predicted speed", "Fits")
+    gains = ((c, _five(shown.step.total / c.seconds)) for c in answer.changes)
+    for change, gain in [(c, gain) for c, gain in gains if gain][:_CHANGES]:
+        table.add_row(change.text, f"{gain:+d} %", "yes" if change.fits else "no")
     console.print()
     console.print(table)
 
 
 def _curve(console: Console, answer: Answer) -> None:
-    table = _table("GPUs", "smddp", "NCCL", "smddp faster by", right=0)
-    by = {(p.job.gpus, p.job.software.library): p.model_tflops for p in answer.curve}
-    for gpus in sorted({p.job.gpus for p in answer.curve}):
-        ours, theirs = by.get((gpus, "smddp")), by.get((gpus, "nccl"))
-        if ours and theirs:
-            row = (f"{ours:.1f}", f"{theirs:.1f}", f"{(ours / theirs - 1) * 100:+.0f} %")
-            table.add_row(str(gpus), *row)
-    if table.row_count:
-        console.print()
-        _say(console, "Model TFLOPS per GPU, with the same batch per GPU")
-        console.print(table)
-        extended = [p.job.gpus for p in answer.curve if "extended" in communication_origin(p.job)]
-        if extended:
-            which = " to ".join(dict.fromkeys(f"{n:,}" for n in (extended[0], extended[-1])))
-            words = "smddp's communication is partly beyond the simulations: see --json."
-            _say(console, f"With {which} GPUs, {words}", "dim")
-        if max(p.job.gpus for p in answer.curve) > PUBLISHED_GPUS:
-            most = f"{PUBLISHED_GPUS:,} GPUs"
-            _say(console, f"No published ZeRO-3 figure is of more than {most}.", "dim")
+    table = _table("GPUs", "Model TFLOPS per GPU", "Fits", right=0)
+    for point in answer.curve:
+        fits = "yes" if point.fits else "no"
+        table.add_row(f"{point.job.gpus:,}", _between(point.model_tflops), fits)
+    if not table.row_count:
+        return
+    console.print()
+    _say(console, "With the same batch per GPU")
+    console.print(table)
+    if answer.curve[-1].job.gpus > COMPARED_SHARDED:
+        words = f"Compared with published steps of up to {COMPARED_SHARDED:,} GPUs (ZeRO-3, FSDP)."
+        _say(console, words, "dim")
 
 
 def _recommendation(console: Console, answer: Answer) -> None:
     best, asked = answer.best, answer.asked
     console.print()
     if best is None:
-        _say(console, "Nothing that smddp plan knows fits, up to 4,096 GPUs of this kind.")
+        cluster = answer.question.cluster
+        where = "up to 4,096 GPUs of this kind"
+        if not cluster.network_gbit:
+            most = count(cluster.gpus_per_host, "GPU")
+            where = f"up to {most} in one host; with --network, several hosts are tried"
+        _say(console, f"No full training that smddp plan knows fits, {where}.")
         return
     if asked is not None and asked.fits and best.job.gpus == asked.job.gpus:
-        gain = (asked.step.total / best.step.total - 1) * 100
-        if gain < 1:
-            _say(console, "Nothing that smddp plan knows is faster and fits.")
+        gain = _five(asked.step.total / best.step.total)
+        if gain < 5:
+            _say(console, "Nothing that smddp plan knows is predicted clearly faster and fits.")
             return
-        _say(console, f"Recommended, {gain:.0f} % faster: {describe(best.job)}")
+        _say(console, f"Predicted {gain} % faster: {describe(best.job)}")
     else:
         _say(console, f"Recommended: {best.job.gpus} GPUs, {describe(best.job)}")
     if best.job.recomputation == "full":
@@ -273,5 +269,20 @@ def _gb(value: float) -> str:
     return f"{value / 1e9:.1f} GB" if value >= 5e7 else f"{value / 1e6:.1f} MB"
 
 
+def _between(value: float, unit: str = "") -> str:
+    """The interval of a predicted number, two digits each."""
+    return f"{' to '.join(_digits(end) for end in interval(value))}{unit}"
+
+
+def _digits(value: float) -> str:
+    """A number with two digits that say something."""
+    return f"{float(f'{value:.2g}'):,.10g}" if value else "0"
+
+
+def _five(ratio: float) -> int:
+    """Per cent above 1, by steps of 5."""
+    return 5 * round((ratio - 1) * 20)
+
+
 def _seconds(value: float) -> str:
-    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.0f} ms"
+    return _between(value, " s") if value >= 1 else _between(value * 1e3, " ms")

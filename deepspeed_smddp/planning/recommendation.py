@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from deepspeed_smddp.planning import PlanError
@@ -12,7 +12,7 @@ from deepspeed_smddp.planning.step_time import step_time
 from deepspeed_smddp.planning.training_job import Buckets, Job
 
 # Of two configurations that are so close, the simpler one: the model is not surer than that.
-TOLERANCE = 0.03
+TOLERANCE = 0.05
 _MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _TENSOR = (1, 2, 4, 8)
 MOST_GPUS = 4096
@@ -28,12 +28,12 @@ class Change:
 
 
 def candidates(job: Job) -> Iterator[Job]:
-    """Configurations with the same model, GPUs and batch, that fit: ZeRO-3 by smddp and by NCCL,
-    sharding degrees, tensor parallelism, micro-batches, recomputation, buckets."""
+    """Configurations with the same model, GPUs and batch, that fit: ZeRO-3, sharding degrees,
+    tensor parallelism, micro-batches, recomputation; both libraries if both were measured."""
     samples = job.micro_batch * job.accumulation * job.data_parallel
     for tensor in _TENSOR:
         for degree in _degrees(job, tensor):
-            for library in ("smddp", "nccl"):
+            for library in _libraries(job):
                 for recomputation in ("none", "full"):
                     for micro in _MICRO_BATCHES:
                         found = _settled(job, samples, tensor, degree, micro)
@@ -56,14 +56,14 @@ def recommended(job: Job) -> Job | None:
 def nearest_that_fits(job: Job) -> Job | None:
     """For a job that does not fit: the fastest that does with the fewest changes of it.
 
-    On the same GPUs if there is one, else on the least number of hosts, up to 4,096 GPUs.
+    On the same GPUs if there is one, else on twice as many and so on, up to 4,096.
     """
     found = [(_distance(job, other), step_time(other).total, other) for other in candidates(job)]
     if found:
         return min(found, key=lambda of: of[:2])[2]
     samples = job.micro_batch * job.accumulation * job.data_parallel
     parts = job.scheme.tensor * job.scheme.pipeline
-    gpus = max(job.gpus, job.cluster.gpus_per_host) * 2
+    gpus = job.gpus * 2
     while gpus <= MOST_GPUS:
         each = max(1, samples * parts // gpus)
         try:
@@ -80,9 +80,9 @@ def single_changes(job: Job) -> list[Change]:
     """What each single change would bring, the fastest first."""
     found: dict[str, Job] = {}
     samples = job.micro_batch * job.accumulation * job.data_parallel
-    other = "nccl" if job.software.library == "smddp" else "smddp"
-    name = "NCCL" if other == "nccl" else other
-    found[f"{name} for the collectives"] = job.having(library=other)
+    for other in set(_libraries(job)) - {job.software.library}:
+        name = "NCCL" if other == "nccl" else other
+        found[f"{name} for the collectives"] = job.having(library=other)
     for recomputation in ("none", "full"):
         if recomputation != job.recomputation:
             text = "recompute all activations" if recomputation == "full" else "no recomputation"
@@ -102,10 +102,19 @@ def single_changes(job: Job) -> list[Change]:
             if again is not None:
                 found[f"tensor parallelism {tensor}"] = again
     if job.hosts > 1:
-        fast = replace(job.cluster, network_rate=2 * job.cluster.network_rate)
+        fast = job.cluster.having(
+            network_gbit=2 * job.cluster.network_gbit,
+            measured_gbit={name: 2 * rate for name, rate in job.cluster.measured_gbit.items()},
+        )
         found["twice the network"] = job.having(cluster=fast)
     changes = [Change(t, step_time(j).total, fits(j)) for t, j in found.items()]
     return sorted(changes, key=lambda change: change.seconds)
+
+
+def _libraries(job: Job) -> list[str]:
+    """Both where both were measured, else the job's: the other has no time of its own."""
+    measured = list(job.cluster.measured_gbit)
+    return measured if len(measured) > 1 else [job.software.library]
 
 
 def _degrees(job: Job, tensor: int) -> list[int]:
@@ -143,12 +152,11 @@ def _settled(job: Job, samples: int, tensor: int, degree: int, micro: int) -> Jo
         return None
 
 
-def _complexity(job: Job) -> tuple[int, int, int, int, int]:
+def _complexity(job: Job) -> tuple[int, int, int, int]:
     scheme = job.scheme
     return (
         scheme.tensor,
         job.accumulation,
-        int(job.software.library != "smddp"),
         int(scheme.degree > 0),
         int(job.recomputation != "full"),
     )

@@ -2,22 +2,21 @@
 
 The schedule is DeepSpeed's and FSDP's: while a layer computes, the next one is gathered, and in the
 backward pass the gradients of the previous one are reduced as well. A layer so takes the longer of
-both, and a share of the shorter that the two can't overlap. NCCL's kernels also slow the layers
-that they overlap with. Tensor-parallel AllReduces stand between computing and are not hidden.
+both, and a share of the shorter that the two can't overlap. The collectives' kernels also slow the
+layers that they overlap with. Tensor-parallel AllReduces stand between computing: none is hidden.
 
 FLOPs: Narayanan et al., "Efficient Large-Scale Language Model Training" (SC 2021), appendix; half
-of the scores are skipped where attention is causal and fused. A matrix product reaches a share of
-the peak that grows with its dimensions; elementwise work moves bytes; a layer takes at least the
-time in which its kernels can be launched. What the shares are is in ``constants.json``.
+of the scores are skipped where attention is causal and fused. A matrix product computes and reads
+its weights; elementwise work moves bytes; a layer takes at least the time in which its kernels can
+be launched. The shares are in ``constants.py``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from deepspeed_smddp.config.units import rate_text
-from deepspeed_smddp.distributed import coding_gain
-from deepspeed_smddp.planning.collective_time import RankGroup, collective_seconds, origin
+from deepspeed_smddp.planning import constants
+from deepspeed_smddp.planning.collective_time import RankGroup, collective_seconds
 from deepspeed_smddp.planning.constants import Values, values
 from deepspeed_smddp.planning.training_job import Job
 
@@ -33,8 +32,8 @@ ADAM_BYTES = 4 * 2 * 3 + 2 + 2 + 2
 class StepTime:
     """Seconds of one step of one GPU. The parts of ``total`` are disjoint.
 
-    ``slowed``: what computing loses while NCCL's kernels run. ``hidden`` is communication behind
-    computing; it is not a part of ``total``.
+    ``slowed``: what computing loses while collectives' kernels run. ``hidden`` is communication
+    behind computing; it is not a part of ``total``.
     """
 
     computing: float
@@ -64,10 +63,8 @@ class _Overlap:
     def of(wire: float, busy: float, job: Job, c: Values) -> _Overlap:
         if not job.software.overlapped:
             return _Overlap(wire, 0.0, 0.0)
-        share = "overlap.deepspeed" if job.software.framework == "deepspeed" else "overlap.share"
-        hidden = min(wire, busy) * c[share]
-        contention = c["nccl.contention"] if job.software.library == "nccl" else 0.0
-        return _Overlap(wire - hidden, hidden, contention * hidden)
+        hidden = min(wire, busy) * c["overlap.share"]
+        return _Overlap(wire - hidden, hidden, c["nccl.contention"] * hidden)
 
 
 def step_time(job: Job, c: Values | None = None) -> StepTime:
@@ -97,32 +94,17 @@ def step_time(job: Job, c: Values | None = None) -> StepTime:
     )
 
 
-def communication_origin(job: Job) -> str:
-    """Where the times of the collectives of a layer, or of a bucket of gradients, come from."""
-    if job.scheme.stage == 3:
-        layer = job.shape.layer_parameters / job.scheme.tensor
-        gathered = job.software.parameter_bytes * layer
-        reduced = job.software.gradient_bytes * layer
-        return origin(gathered, reduced, _group(job, job.shard_ranks), values())
-    own = job.shape.parameters / (job.scheme.tensor * job.scheme.pipeline)
-    nbytes = job.software.gradient_bytes * min(own, job.buckets.reduce)
-    return origin(nbytes, nbytes, _group(job, job.data_parallel), values())
-
-
-def coding(job: Job) -> str:
-    """What is assumed of coding between hosts, in words; "" where smddp sends nothing there."""
-    group = _group(job, job.shard_ranks)
-    if group.hosts == 1:
-        group = _group(job, job.data_parallel)
-    if group.hosts == 1 or group.library != "smddp":
-        return ""
-    if group.ratio == 1:
-        return "off, or of a type without a known ratio"
-    highest, rate = coding_gain.highest_rate(group.ratio), group.rail(values())
-    has = f"a rank has {rate_text(rate)}, it pays up to {rate_text(highest)}"
-    if rate > highest:
-        return f"not counted: {has}"
-    return f"{group.ratio} of the bytes of bf16 (assumed): {has}"
+def beyond(job: Job) -> list[str]:
+    """In which respects no published speed that the interval was checked with is like ``job``."""
+    gpu, network = job.cluster.gpu.name, job.cluster.network_gbit
+    named = {
+        f"GPUs {gpu}": gpu not in constants.COMPARED_GPUS,
+        f"{network:g} Gbit/s per host": job.hosts > 1 and network < constants.COMPARED_GBIT,
+        f"{job.cluster.gpus_per_host} GPUs per host": job.gpus > 1
+        and job.cluster.gpus_per_host != 8,
+        f"{job.gpus:,} GPUs": job.gpus > constants.COMPARED_SHARDED and job.scheme.stage == 3,
+    }
+    return [words for words, is_so in named.items() if is_so]
 
 
 def _tensor_per_layer(job: Job, c: Values) -> float:
@@ -203,15 +185,13 @@ def _replicated(job: Job, gpu: GpuTime, c: Values) -> tuple[list[_Overlap], list
     gathers = []
     if scheme.stage:
         after = collective_seconds("all_gather", 2 * own, _group(job, job.shard_ranks), c, calls)
-        gathers.append(_Overlap(after * c["zero1.exposed_gather"], after, 0.0))
+        gathers.append(_Overlap(after, 0.0, 0.0))
     return gathers, [_Overlap.of(wire, busy, job, c)]
 
 
 def _group(job: Job, ranks: int) -> RankGroup:
     """So many data-parallel ranks of the job."""
-    return RankGroup(
-        ranks, job.scheme.tensor, job.cluster, job.software.library, job.software.coded_ratio
-    )
+    return RankGroup(ranks, job.scheme.tensor, job.cluster, job.software.library)
 
 
 def _scaled(of: _Overlap, times: float) -> _Overlap:
@@ -240,51 +220,44 @@ def gpu_time(job: Job, c: Values) -> GpuTime:
     elif job.recomputation == "selective":  # torchtitan: every second product
         megatron = job.software.framework == "megatron"
         backward += attention if megatron else c["recompute.selective"] * gemm + elementwise
-    launch = c["launch.compiled"] if job.software.compiled else c["launch.eager"]
     return GpuTime(
-        layer_forward=max(forward, launch),
-        layer_backward=max(backward, 2 * launch),
+        layer_forward=max(forward, c["launch"]),
+        layer_backward=max(backward, 2 * c["launch"]),
         outside=_outside(job, c),
         optimizer=_optimizer(job, c),
     )
 
 
-def gemm_rate(job: Job, c: Values, columns: float) -> float:
-    """FLOP/s of a product of all tokens by a matrix of hidden size x ``columns``."""
+def gemm_rate(job: Job, c: Values) -> float:
+    """FLOP/s of a product of all tokens by a matrix, whose elements are read at the memory's rate.
+
+    Computing takes 2 FLOP per token and element, reading it 2 bytes: a roofline whose parts add up.
+    """
     gpu, precision = job.cluster.gpu, job.software.precision
-    peak, share = gpu.flops(precision), c[f"gemm.{gpu.generation}"]
-    if peak == gpu.fp8_flops:
+    peak, share = gpu.flops(precision), c["reached"] * gpu.matmul
+    if peak != gpu.flops("bf16"):
         share *= c["gemm.fp8"]
-        if job.software.rowwise:
-            share *= c["gemm.rowwise"]
     tokens = job.micro_batch * job.shape.sequence
-    small = c["gemm.half_width"]
-    shape = 1 + small / job.shape.hidden + small / columns + c["gemm.half_tokens"] / tokens
-    return peak * share / shape
+    return peak * share / (1 + gpu.flops("bf16") / gpu.memory_rate / tokens)
 
 
 def _layer(job: Job, c: Values) -> tuple[float, float, float]:
     """Forward pass of one layer: matrix products, attention, what memory bounds."""
     shape, tensor, gpu = job.shape, job.scheme.tensor, job.cluster.gpu
     tokens = job.micro_batch * shape.sequence
-    columns = min(shape.q_width, shape.ffn) / tensor
-    gemm = 2 * tokens * shape.layer_matrices / tensor / gemm_rate(job, c, columns)
+    gemm = 2 * tokens * shape.layer_matrices / tensor / gemm_rate(job, c)
     scores = 4 * tokens * shape.sequence * shape.q_width / tensor
     memory = gpu.memory_rate * c["memory.share"]
-    kernels = "gated" if shape.gated else "eager"
-    if job.software.compiled:
-        kernels = "compiled" if job.software.framework == "fsdp2" else "fused"
+    kernels = "gated" if shape.gated and not job.software.compiled else "fused"
     passes = c[f"elementwise.{kernels}"]  # over a layer's activations
     whole = shape.hidden / (tensor if job.scheme.sequence_parallel else 1)
     wide = (shape.ffn * (2 if shape.gated else 1) + shape.q_width) / tensor
     elementwise = 2 * passes * tokens * (4 * whole + wide) / memory
     if job.software.flash:
-        generation = f"attention.{gpu.generation}"
-        share = c[generation] * (c["attention.first"] if job.software.generation == 1 else 1.0)
-        narrow = 1 + c["attention.half_length"] / shape.sequence
-        attention = 0.5 * scores / (gpu.half_flops * share) * narrow
+        share = gpu.attention * (c["attention.first"] if job.software.generation == 1 else 1.0)
+        attention = 0.5 * scores / (gpu.flops("bf16") * c["reached"] * share)
     else:
-        attention = scores / gemm_rate(job, c, shape.sequence)
+        attention = scores / gemm_rate(job, c)
         elements = tokens * shape.sequence * shape.heads / tensor
         elementwise += c["elementwise.scores"] * 2 * elements / memory
     return gemm, attention, elementwise
@@ -297,7 +270,7 @@ def _outside(job: Job, c: Values) -> float:
     half = job.having(precision="bf16") if job.software.precision == "fp8" else job
     gemm = 2 * tokens * shape.hidden * shape.vocabulary / tensor
     logits = c["elementwise.loss"] * tokens * shape.vocabulary / tensor
-    seconds = gemm / gemm_rate(half, c, shape.vocabulary / tensor)
+    seconds = gemm / gemm_rate(half, c)
     return (seconds + logits / (gpu.memory_rate * c["memory.share"])) / job.scheme.pipeline
 
 

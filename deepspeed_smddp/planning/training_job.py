@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from deepspeed_smddp.config.ds_json import at
 from deepspeed_smddp.config.parsing import parse_section
-from deepspeed_smddp.distributed import coding_gain
 from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.planning import PlanError
-from deepspeed_smddp.planning.constants import values
 from deepspeed_smddp.planning.hardware import Cluster
 from deepspeed_smddp.planning.model_shape import ModelShape
 
@@ -56,31 +54,23 @@ class Software:
     ``framework`` is "deepspeed", "fsdp", "fsdp2" or "megatron"; ``precision`` "bf16", "fp16" or
     "fp8". ``flash``: attention without a matrix of scores in memory. ``compiled``: fused
     elementwise operations (torch.compile, or Megatron's fused kernels). ``gradient_bytes``: of an
-    element on the wire. ``coded``: smddp codes between hosts where it pays.
+    element on the wire.
     """
 
-    library: str = "smddp"
+    library: str = "nccl"
     framework: str = "deepspeed"
     precision: str = "bf16"
     flash: bool = True
     compiled: bool = False
     gradient_bytes: int = 2
     fp8_gather: bool = False
-    rowwise: bool = False
     overlapped: bool = True
-    coded: bool = False
     generation: int = 2  # of the attention kernels: 1 FlashAttention or Triton, 2, 3 or cuDNN
 
     @property
     def parameter_bytes(self) -> int:
         """Of a parameter of a layer that is gathered."""
         return 1 if self.fp8_gather else 2
-
-    @property
-    def coded_ratio(self) -> float:
-        """The part of their bytes that coded weights and gradients are assumed to take."""
-        in_bf16 = self.precision == "bf16" and (self.parameter_bytes, self.gradient_bytes) == (2, 2)
-        return coding_gain.RATIOS["bf16"] if self.coded and in_bf16 else 1.0
 
 
 @dataclass(frozen=True)
@@ -144,6 +134,10 @@ class Job:
             raise PlanError(
                 f"{self.gpus} GPUs do not fill hosts of {self.cluster.gpus_per_host}; take a "
                 "multiple"
+            )
+        if self.gpus > self.cluster.gpus_per_host and not self.cluster.network_gbit:
+            raise PlanError(
+                f"{self.gpus} GPUs need several hosts: say with --network how many Gbit/s one has"
             )
         if self.shape.heads % scheme.tensor or self.shape.ffn % scheme.tensor:
             raise PlanError(
@@ -236,7 +230,6 @@ def of_config(
         Software(
             library=library,
             precision="fp16" if at(config, "fp16.enabled") else "bf16",
-            coded=section.coding != "off",
         ),
         Buckets(**sizes),
         recomputation=recomputation,
@@ -285,13 +278,6 @@ class _Row(BaseModel):
     bytes: int
     backend: str
     p50_us: float
-    sent_bytes: int = 0  # by all ranks to other hosts,
-    sent_raw_bytes: int = 0  # and what they stand for
-
-    @property
-    def sent_share(self) -> float:
-        """Of the bytes: less than 1 if they crossed coded."""
-        return self.sent_bytes / self.sent_raw_bytes if self.sent_raw_bytes else 1.0
 
 
 class _Run(BaseModel):
@@ -300,15 +286,12 @@ class _Run(BaseModel):
     hosts: dict[str, list[int]]
     wrong: list[str]
     results: list[_Row]
-    device: Literal["CPU", "GPU"]
 
 
-def gbit_of_host(path: Path) -> float:
-    """Gbit/s of a host's NICs, one direction, of which smddp's AllGather reaches its usual share.
+def measured_gbit(path: Path) -> dict[str, float]:
+    """Gbit/s of a host, one direction, by library: the fastest AllGather that was measured.
 
-    The rate of the fastest size, what was sent of (H - 1) / H of the output by the time, is the
-    share ``smddp.network`` of it: so the planner's AllGather of large buffers takes as long as the
-    measured one without coding, and what the simulated schedule adds to its lower bound.
+    An AllGather moves (H - 1) / H of its output into a host.
 
     Raises:
         PlanError: the file is none of ``smddp bench``, or says nothing of a network.
@@ -327,11 +310,11 @@ def gbit_of_host(path: Path) -> float:
         )
     counts = [len(ranks) for ranks in run.hosts.values()]
     foreign = 1 - min(counts) / sum(counts)
-    rates = [
-        foreign * row.bytes * row.sent_share / (row.p50_us * 1e-6)
-        for row in run.results
-        if (row.op, row.backend) == ("all_gather", "smddp") and row.p50_us > 0
-    ]
-    if not rates:
-        raise PlanError(f"{path} has no AllGather over smddp: measure with --ops all_gather")
-    return float(f"{max(rates) * 8e-9 / values()['smddp.network']:.3g}")
+    found: dict[str, float] = {}
+    for row in run.results:
+        if row.op == "all_gather" and row.backend in ("smddp", "nccl") and row.p50_us > 0:
+            rate = foreign * row.bytes / (row.p50_us * 1e-6) * 8e-9
+            found[row.backend] = max(rate, found.get(row.backend, 0.0))
+    if not found:
+        raise PlanError(f"{path} has no AllGather by smddp or NCCL: measure with --ops all_gather")
+    return found

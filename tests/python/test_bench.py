@@ -289,23 +289,23 @@ def measured(folder: Path, **changes: object) -> Path:
 
 
 def test_the_planner_takes_the_measured_network(tmp_path: Path) -> None:
+    # Half of the output crosses: 450 MB in 40 ms are 90 Gbit/s.
     path = measured(tmp_path)
-    # Half of the output crosses: 450 MB in 40 ms are 90 Gbit/s, the planner's share of 100.
-    assert training_job.gbit_of_host(path) == pytest.approx(100)
-    assert plan("--network-from", str(path)) == plan("--network", "100")
-    assert plan("--network-from", str(path)) != plan("--network", "400")
-    text = path.read_text().replace('"sent_raw_bytes": 0', '"sent_raw_bytes": 4')
-    path.write_text(text.replace('"sent_bytes": 0', '"sent_bytes": 3'))
-    assert training_job.gbit_of_host(path) == pytest.approx(75)
+    assert training_job.measured_gbit(path) == {"smddp": pytest.approx(90)}
+    words = ("--network-from", str(path))
+    assert "not known; measure with `smddp bench`" in plan(*words)[1]
+    path.write_text(path.read_text().replace("gloo", "nccl"))
+    assert training_job.measured_gbit(path)["nccl"] == pytest.approx(3600)
+    assert "AllGather between hosts, measured: smddp 90, NCCL 3,600" in plan(*words)[1]
 
 
 def test_what_says_nothing_of_a_network_is_refused(tmp_path: Path) -> None:
     for changes, why in (
         ({"hosts": {"a": [0, 1, 2, 3]}}, "inside one host"),
-        ({"results": report().results[-2:]}, "has no AllGather over smddp"),
+        ({"results": report().results[-2:]}, "has no AllGather by smddp or NCCL"),
     ):
         with pytest.raises(PlanError, match=why):
-            training_job.gbit_of_host(measured(tmp_path, **changes))
+            training_job.measured_gbit(measured(tmp_path, **changes))
 
 
 # ---- real runs

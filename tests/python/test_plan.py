@@ -14,7 +14,10 @@ from typer.testing import CliRunner
 from deepspeed_smddp.commands.main import app
 from deepspeed_smddp.config.parsing import parse_section
 from deepspeed_smddp.planning import training_job
-from deepspeed_smddp.planning.hardware import CLUSTERS, gbit
+from deepspeed_smddp.planning.answer import smddp_or_nccl
+from deepspeed_smddp.planning.collective_time import RankGroup, collective_seconds
+from deepspeed_smddp.planning.constants import INTERVAL, values
+from deepspeed_smddp.planning.hardware import CLUSTERS, cluster
 from deepspeed_smddp.planning.memory_use import fits, memory_use
 from deepspeed_smddp.planning.model_shape import named
 from deepspeed_smddp.planning.recommendation import (
@@ -44,10 +47,11 @@ def test_the_page_of_llama_on_64_p4d() -> None:
         "512 GPUs",
         "64 hosts p4d",
         "Memory of a GPU",
-        "hidden communication",
-        "4096",
+        "together",
+        "4,096",
+        "smddp or NCCL not known; measure with `smddp bench`",
         "GPU hours",
-        '"comm_backend": "smddp"',
+        '"stage": 3',
         "2T tokens",
     ):
         assert part in " ".join(page.split()) or part in page
@@ -71,7 +75,7 @@ def test_nothing_fits() -> None:
         "8",
     )
     assert code == 1
-    assert "Nothing that smddp plan knows fits, up to 4,096 GPUs of this kind." in page
+    assert "No full training that smddp plan knows fits, up to 4,096 GPUs of this kind." in page
 
 
 def test_json() -> None:
@@ -84,13 +88,18 @@ def test_json() -> None:
     assert parts["total"] == pytest.approx(sum(v for k, v in parts.items() if k != "total"))
     assert parts["total"] <= best["memory_of_gpu_bytes"]
     assert {point["gpus"] for point in found["curve"]} >= {8, 4096}
+    low, high = best["step_seconds_interval"]
+    assert high / best["step_seconds"]["total"] == pytest.approx(INTERVAL)
+    assert low * high == pytest.approx(best["step_seconds"]["total"] ** 2)
+    assert "comm_backend" not in best["ds_config"]
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["nollama", "p4d"], "neither a file nor a model"),
-        (["llama-2-13b", "h100"], "say with --network"),
+        (["llama-2-13b", "h100", "--gpus", "16"], "say with --network"),
+        (["llama-2-13b", "rtx-9999"], "takes others in a file by --hardware"),
         (["llama-2-13b", "p4d", "--gpus", "12"], "do not fill hosts of 8"),
         (["llama-2-13b", "p4d", "--tokens", "many"], "--tokens is 'many'; it is a number"),
         (["layers=4,hiden=5", "p4d"], "a model has no 'hiden'"),
@@ -123,46 +132,70 @@ def test_the_recommended_config_is_valid() -> None:
     best = recommended(llama(64))
     assert best is not None
     config = ds_config(best)
-    assert parse_section(config["smddp"])
+    assert "smddp" not in config
+    assert parse_section(ds_config(best.having(library="smddp"))["smddp"])
     # It plans to the same job.
     again = training_job.of_config(
         best.shape, best.cluster, best.gpus, config, recomputation=best.recomputation
     )
-    assert again == best.having(coded=True)
+    assert again == best
 
 
-def test_coding_counts_where_the_network_is_slow_enough_for_it() -> None:
-    def gathers(gbit_per_host: float, **changes: object) -> float:
-        of = replace(CLUSTERS["p4d"], network_rate=gbit(gbit_per_host))
-        return step_time(llama(64, cluster=of, **changes)).exposed_gathers
+def test_no_library_is_preferred_without_a_measurement_of_both() -> None:
+    job = llama(64)
+    assert {found.software.library for found in candidates(job)} == {"nccl"}
+    assert step_time(job) == step_time(job.having(library="smddp"))
+    one = llama(64, cluster=job.cluster.having(measured_gbit={"smddp": 390.0}))
+    assert {found.software.library for found in candidates(one)} == {"nccl"}
+    assert smddp_or_nccl(one).startswith("not known")
+    both = llama(64, cluster=job.cluster.having(measured_gbit={"smddp": 390.0, "nccl": 100.0}))
+    assert {found.software.library for found in candidates(both)} == {"nccl", "smddp"}
+    assert step_time(both.having(library="smddp")).total < step_time(both).total
+    assert "smddp 390, NCCL 100 Gbit/s" in smddp_or_nccl(both)
 
-    # 9 Gbit/s of a host are 1.01 of each of its 8 ranks.
-    assert gathers(9, coded=True) < 0.75 * gathers(9)
-    assert gathers(400, coded=True) == gathers(400)
-    for other in ({"precision": "fp16"}, {"gradient_bytes": 4}, {"library": "nccl"}):
-        assert gathers(9, coded=True, **other) == gathers(9, **other)
+
+@pytest.mark.parametrize("gbit", [1.0, 400.0, 1e6])
+def test_no_gather_is_faster_than_the_link_inside_a_host(gbit: float) -> None:
+    for measured in ({}, {"smddp": gbit, "nccl": gbit}):
+        where = CLUSTERS["p5"].having(network_gbit=gbit, measured_gbit=measured)
+        for library in ("smddp", "nccl"):
+            group = RankGroup(64, 1, where, library)
+            seconds = collective_seconds("all_gather", 1e9, group, values())
+            assert seconds >= 1e9 * 63 / 64 / (where.gpu.link_gbps * 1e9)
 
 
-@pytest.mark.parametrize(
-    ("network", "setting", "said"),
-    [
-        (
-            "25",
-            "auto",
-            "Coding 0.71 of the bytes of bf16 (assumed): a rank has 2.81 Gbit/s",
-        ),
-        ("400", "auto", "Coding not counted: a rank has 45 Gbit/s, it pays up to 12.9 Gbit/s"),
-        ("25", "off", "Coding off, or of a type without a known ratio"),
-    ],
-)
-def test_the_page_says_what_is_assumed_of_coding(
-    tmp_path: Path, network: str, setting: str, said: str
-) -> None:
-    config = {"comm_backend": "smddp", "zero_optimization": {"stage": 3}}
-    (tmp_path / "ds.json").write_text(json.dumps({**config, "smddp": {"coding": setting}}))
-    words = ("llama-2-7b", "a100-80", "--gpus", "64", "--network", network)
-    _, page = run(*words, "--config", str(tmp_path / "ds.json"))
+def test_hardware_of_a_file_of_the_users(tmp_path: Path) -> None:
+    path = tmp_path / "own.json"
+    gpu = {"half_tflops": 50, "memory_gb": 16, "memory_gbps": 500}
+    own = {"gpus": {"mine": gpu}, "clusters": {"desk": {"gpu": "mine", "gpus_per_host": 2}}}
+    own["clusters"]["desk"]["network_gbit"] = 10
+    path.write_text(json.dumps(own))
+    of = cluster("desk", path=path)
+    assert (of.gpus_per_host, of.gpu.memory_bytes, of.network_gbit) == (2, 16e9, 10)
+    words = ("gpt2", "desk", "--hardware", str(path), "--gpus", "4")
+    code, page = run(*words)
+    assert code == 0
+    assert "4 GPUs mine in 2 hosts desk, 10 Gbit/s per host" in page
+    said = "no published row has GPUs mine; 10 Gbit/s per host; 2 GPUs per host"
     assert said in " ".join(page.split())
+    for text, why in (
+        ("{", "own.json is no table of hardware: its text: Invalid JSON"),
+        (json.dumps({"gpus": {"mine": {**gpu, "memory_gb": -1}}}), "gpus.mine.memory_gb"),
+        (json.dumps({"clusters": {"a": {"gpu": "b", "network_gbit": 1}}}), "has GPUs b; known are"),
+    ):
+        path.write_text(text)
+        code, page = run(*words)
+        assert code == 2
+        assert why in " ".join(page.split())
+
+
+def test_one_card_needs_no_network() -> None:
+    code, page = run("gpt2", "rtx-4090", "--gpus", "1", "--gpus-per-host", "1")
+    assert code == 0
+    assert "1 GPU rtx-4090 in 1 host\n" in page
+    code, page = run("llama-2-70b", "rtx-4090", "--gpus", "1", "--gpus-per-host", "1")
+    assert code == 1
+    assert "with --network, several hosts are tried" in " ".join(page.split())
 
 
 def test_deepspeed_reads_the_recommended_config() -> None:
@@ -179,12 +212,11 @@ def test_the_recommended_is_the_fastest_that_fits() -> None:
     assert best is not None and fits(best)
     times = [step_time(found).total for found in candidates(job)]
     assert step_time(best).total <= min(times) * (1 + TOLERANCE)
-    assert {found.software.library for found in candidates(job)} == {"smddp", "nccl"}
     assert all(found.tokens_per_step == job.tokens_per_step for found in candidates(job))
 
 
 def test_the_replica_all_reduce_overlaps_the_last_backward_pass() -> None:
-    job = llama(degree=16, recomputation="full", micro_batch=4)
+    job = llama(degree=16, recomputation="full", micro_batch=4, library="smddp")
     at_the_step = replace(job.buckets, reduce=job.shape.parameters)  # one bucket, full at the end
     by_bucket = replace(job.buckets, reduce=50_000_000)
 
@@ -212,10 +244,8 @@ def test_the_replica_all_reduce_overlaps_the_last_backward_pass() -> None:
 def test_a_faster_network_is_never_slower(
     hosts: int, library: str, factor: float, where: str
 ) -> None:
-    job = llama(8 * hosts, where, library=library, coded=True)
-    faster = job.having(
-        cluster=replace(job.cluster, network_rate=factor * job.cluster.network_rate)
-    )
+    job = llama(8 * hosts, where, library=library)
+    faster = job.having(cluster=job.cluster.having(network_gbit=factor * job.cluster.network_gbit))
     # NCCL's kernels slow what they overlap with: hiding a second takes less than it saves.
     assert step_time(faster).total <= step_time(job).total * (1 + 1e-9)
 
