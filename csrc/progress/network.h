@@ -53,7 +53,8 @@ class Network {
   // it: true. open() opens a new one.
   //
   // Why not the old one: a provider connects by address, and gives no say in which connection it takes.
-  // tcp;ofi_rxm 1.17 finds the broken one again if the same address is inserted again. The address of a new
+  // tcp;ofi_rxm 1.17 finds the broken one again if the same address is inserted again, and tcp may end a good one
+  // (docs/dev/providers.md, "Connections that cross"). The address of a new
   // transport goes through the store with the new group, so nothing that an older group has sent arrives
   // there.
   //
