@@ -7,7 +7,6 @@ Says what ``reached`` and ``INTERVAL`` of deepspeed_smddp/planning/constants.py 
 
 from __future__ import annotations
 
-import math
 import sys
 from pathlib import Path
 
@@ -19,10 +18,10 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "dev" / "planner-valida
 
 
 def fitted() -> dict[str, float]:
-    """``reached``, and the interval, rounded up to a twentieth."""
+    """``reached`` and the interval, by the rows."""
     errors = fitting.Errors.at(fitting.covered()[0])
     reached = fitting.GRID[errors.fit(list(errors.of))]
-    return {"reached": round(reached, 2), "INTERVAL": math.ceil(errors.interval() * 20) / 20}
+    return {"reached": round(reached, 2), "INTERVAL": errors.interval()}
 
 
 def main() -> int:

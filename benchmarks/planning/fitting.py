@@ -76,7 +76,10 @@ class Errors:
         return found
 
     def interval(self, *without: str) -> float:
-        """The factor that covers ``COVERED`` of one more publisher's rows, were they as these."""
+        """The factor that covers ``COVERED`` of one more publisher's rows, were they as these.
+
+        Rounded up to a twentieth.
+        """
         found = {k: v for k, v in self.left_out(*without).items() if k not in without}
         each = 1 / (len(found) + 1)
         weighted = sorted((abs(e), each / len(of)) for of in found.values() for e in of)
@@ -84,7 +87,7 @@ class Errors:
         for size, weight in weighted:
             total += weight
             if total >= COVERED - 1e-9:
-                return math.exp(size)
+                return math.ceil(math.exp(size) * 20) / 20
         return math.inf
 
     def inside(self) -> dict[str, float]:

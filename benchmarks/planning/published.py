@@ -15,8 +15,8 @@ from deepspeed_smddp.planning.model_shape import ModelShape
 from deepspeed_smddp.planning.training_job import Job, Scheme, Software
 
 CSV = Path(__file__).with_name("published_training_speeds.csv")
-# Of an H100 host where the source states no network: eight NICs of 400 Gbit/s, as in a DGX H100.
-ASSUMED_GBIT = 3200
+# Of a host where the source states no network; else eight NICs of 400 Gbit/s as in a DGX H100.
+ASSUMED_GBIT = {"Kempner": 1600, "TinyLlama": 400}
 # How sources begin -> the publisher.
 PUBLISHERS = {
     "SMDDP": "Amazon",
@@ -31,6 +31,9 @@ PUBLISHERS = {
     "vTrain": "vTrain",
     "Colossal-AI": "Colossal-AI",
     "stas00": "stas00",
+    "IBM": "IBM",
+    "KempnerForge": "Kempner",
+    "TinyLlama": "TinyLlama",
 }
 _DEFAULT_VOCABULARY = 51200  # GPT-2's, padded, where the source has none
 
@@ -103,8 +106,10 @@ def _number(text: str, otherwise: str) -> int:
 
 def _cluster(row: Row) -> Cluster:
     gpu = row.columns["gpu_type"]
-    if gpu.startswith(("V100", "DGX-GB200")):
-        raise NotCovered(f"{gpu.removeprefix('DGX-')} is not in the list of GPUs")
+    if gpu.startswith("DGX-GB200"):
+        raise NotCovered("GB200 is not in the list of GPUs")
+    if gpu.startswith("V100"):
+        raise NotCovered("the network of the V100 hosts is not stated")
     if "p4d" in gpu:
         return CLUSTERS["p4d"]
     if gpu.startswith("A100-40"):
@@ -116,7 +121,9 @@ def _cluster(row: Row) -> Cluster:
     else:
         name = "h200" if gpu.startswith("H200") else "h100"
     stated = row.columns["network_gbps_per_node"]
-    return Cluster(name=name, gpu=GPUS[name], network_gbit=float(stated or ASSUMED_GBIT))
+    per_host = int(row.columns["gpus_per_node"] or 8)
+    network = float(stated or ASSUMED_GBIT.get(row.publisher, 3200))
+    return Cluster(name=name, gpu=GPUS[name], gpus_per_host=per_host, network_gbit=network)
 
 
 def _shape(row: Row) -> ModelShape:
@@ -149,6 +156,8 @@ def _shape(row: Row) -> ModelShape:
 def _scheme(row: Row) -> Scheme:
     """Which rank holds what; ``NotCovered`` for a scheme that the planner does not have."""
     text = row.scheme
+    if text == "HSDP 8":
+        return Scheme(stage=3, degree=8)
     if "SHARD_GRAD_OP" in text:
         return Scheme(stage=3, keep_gathered=True)
     if text.startswith("FSDP2"):
@@ -211,7 +220,12 @@ def _software(row: Row) -> Software:
     text, source = row.columns["precision"], row.source
     precision = "fp8" if re.search("fp8|float8|FP8", text) else "bf16"
     megatron = source.startswith(("Megatron", "Korthikanti", "vTrain"))
-    fused = "compile" in row.scheme or megatron or source.startswith("InternEvo")
+    fused = (
+        "compile" in row.scheme
+        or "fused" in row.scheme
+        or megatron
+        or source.startswith("InternEvo")
+    )
     old = source.startswith(("Megatron-LM README 2021", "Korthikanti", "vTrain"))
     unfused = old or "Azure" in source or "MiCS" in source
     framework = "fsdp2" if row.scheme.startswith("FSDP2") else "fsdp"

@@ -27,7 +27,7 @@ def plan(
         ),
     ],
     cluster: Annotated[
-        str, Argument(help="p4d, p4de, p5, p5en, p6-b200; or a GPU, as h100 or rtx-4090.")
+        str, Argument(help="p4d, p4de, p5, p5en, p6-b200; or a GPU, as h100 or rtx4090.")
     ],
     gpus: Annotated[int, Option(help="GPUs of the job.")] = 8,
     config: Annotated[

@@ -4,8 +4,9 @@ Sources of the table: NVIDIA's data sheets, dense figures without sparsity; the 
 Amazon EC2 P4, P5 and P6. "matmul": the best product measured (github.com/stas00/ml-engineering);
 "attention": FlashAttention-2's paper (A100) and FlashAttention-3's (FlashAttention-2 on H100). The
 H100 with 96 GB and a limit of 500 W is that of torchtitan's published runs: its clock is taken to
-follow the cube root of its power. "link_gbps" is one direction of NVLink; where there is none, half
-of PCIe 4.0's 32, as data crosses it twice. "network_share" of P4: 30 of 50 GB/s between 3 and 4
+follow the cube root of its power. "memory_gb" is what torch reports, of 2 ** 30 bytes a unit on
+the data sheet. "link_gbps" is one direction of NVLink; where there is none, half of PCIe 4.0's 32,
+as data crosses it twice. "network_share" of P4: 30 of 50 GB/s between 3 and 4
 hosts, NVIDIA/nccl issue 527; else 96 of 100, 90 % on average, NVIDIA/nccl-tests issue 119.
 """
 

@@ -101,7 +101,7 @@ def beyond(job: Job) -> list[str]:
         f"GPUs {gpu}": gpu not in constants.COMPARED_GPUS,
         f"{network:g} Gbit/s per host": job.hosts > 1 and network < constants.COMPARED_GBIT,
         f"{job.cluster.gpus_per_host} GPUs per host": job.gpus > 1
-        and job.cluster.gpus_per_host != 8,
+        and job.cluster.gpus_per_host not in constants.COMPARED_PER_HOST,
         f"{job.gpus:,} GPUs": job.gpus > constants.COMPARED_SHARDED and job.scheme.stage == 3,
     }
     return [words for words, is_so in named.items() if is_so]
@@ -151,10 +151,10 @@ def _sharded(job: Job, gpu: GpuTime, c: Values) -> tuple[list[_Overlap], list[_O
 
 
 def _replica_all_reduce(job: Job, group: RankGroup, c: Values) -> tuple[float, float]:
-    """MiCS's AllReduces over the replicas: what may overlap the last backward pass, and the rest.
+    """The AllReduces over the replicas: what may overlap the last backward pass, and the rest.
 
-    smddp in DeepSpeed averages bucket by bucket. The last bucket is full when the pass is over.
-    With an offloaded optimizer all of it waits for the step.
+    FSDP averages a layer after its reduction, smddp in DeepSpeed a bucket, DeepSpeed's MiCS all at
+    the step. The last is ready when the pass is over. With an offloaded optimizer all waits.
     """
     copies = job.data_parallel // group.ranks
     if copies == 1:
@@ -163,10 +163,11 @@ def _replica_all_reduce(job: Job, group: RankGroup, c: Values) -> tuple[float, f
     nbytes = job.software.gradient_bytes * own / group.ranks
     across = group._replace(ranks=copies, spacing=group.ranks * group.spacing)
     software = job.software
-    early = software.library == "smddp" and software.framework == "deepspeed"
+    fsdp = software.framework in ("fsdp", "fsdp2")
+    early = fsdp or (software.library == "smddp" and software.framework == "deepspeed")
     if not early or not software.overlapped or job.scheme.offload:
         return 0.0, collective_seconds("all_reduce", nbytes, across, c)
-    buckets = max(1.0, own / job.buckets.reduce)
+    buckets = float(job.shape.layers) if fsdp else max(1.0, own / job.buckets.reduce)
     whole = collective_seconds("all_reduce", nbytes, across, c, buckets)
     return whole * (1 - 1 / buckets), whole / buckets
 
