@@ -34,6 +34,7 @@ PUBLISHERS = {
     "IBM": "IBM",
     "KempnerForge": "Kempner",
     "TinyLlama": "TinyLlama",
+    "chenyaofo": "chenyaofo",
 }
 _DEFAULT_VOCABULARY = 51200  # GPT-2's, padded, where the source has none
 
@@ -114,6 +115,8 @@ def _cluster(row: Row) -> Cluster:
         return CLUSTERS["p4d"]
     if gpu.startswith("A100-40"):
         name = "a100-40"
+    elif gpu.startswith("A800"):
+        name = "a800"
     elif gpu.startswith("A100"):
         name = "a100-80"
     elif "500W" in gpu:
@@ -167,7 +170,9 @@ def _scheme(row: Row) -> Scheme:
     if "TP8" in text and text.startswith("ZeRO-3"):
         return Scheme(stage=3, tensor=8, partition_activations=True)
     if "offload" in text:
-        return Scheme(stage=3, offload=True)
+        return Scheme(stage=int(text[5]), offload=True)
+    if text == "ZeRO-2":
+        return Scheme(stage=2)
     if text.startswith("ZeRO-3 (DeepSpeed"):
         return Scheme(stage=3)
     if text.startswith("ZeRO-1"):
