@@ -1,4 +1,4 @@
-"""The memory that `smddp plan` predicts against that of real ZeRO-3 steps on CPUs.
+"""The memory that `smddp plan` predicts against that of real steps with DeepSpeed on CPUs.
 
     python benchmarks/plan_memory.py --folder runs/plan-memory               # some minutes
     python benchmarks/plan_memory.py --folder runs/plan-memory --cases 1,2   # these only
@@ -8,6 +8,7 @@ Measured: how far the resident memory of a rank rises during two steps above wha
 model was built and after steps of a tiny one, the largest of the ranks. Predicted: the parts of the
 planner's page without the two allowances, which are of GPUs: a CPU has no allocator that keeps
 blocks (glibc's is told to return each block of at least 128 KiB at once) and no context of CUDA.
+What is offloaded is in the same memory: a rank's part of the host's counts as well.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from deepspeed_smddp.planning import hardware, model_shape, training_job
-from deepspeed_smddp.planning.memory_use import MemoryUse, memory_use
+from deepspeed_smddp.planning.memory_use import memory_use
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results" / "2026-11-25-plan-memory"
+RESULTS = ROOT / "benchmarks" / "results" / "2026-11-28-plan-memory"
 HIDDEN = 768
 LAYER = 12 * HIDDEN**2
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(128 << 10), "MALLOC_TRIM_THRESHOLD_": str(128 << 10)}
@@ -34,7 +35,10 @@ _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(128 << 10), "MALLOC_TRIM_THRESHOLD_"
 
 @dataclass(frozen=True)
 class Case:
-    """One job; ``kept``: parameters stay from the forward to the backward pass."""
+    """One job; ``kept``: parameters stay from the forward to the backward pass.
+
+    ``offload``: "optimizer", or "both" (the parameters as well).
+    """
 
     model: str
     ranks: int = 2
@@ -43,10 +47,13 @@ class Case:
     vocabulary: int = 256
     recomputation: str = "none"
     kept: bool = False
+    stage: int = 3
+    offload: str = ""
 
     def transformers_config(self) -> dict[str, Any]:
         """Of the model: four layers."""
-        wide = {"gpt_neox": 4 * HIDDEN, "llama": 2048}[self.model]
+        wide = {"gpt_neox": 4 * HIDDEN, "llama": 2048, "qwen3": 2560}[self.model]
+        more = {"num_key_value_heads": 4, "head_dim": 64} if self.model == "qwen3" else {}
         return {
             "model_type": self.model,
             "hidden_size": HIDDEN,
@@ -58,6 +65,7 @@ class Case:
             "use_cache": False,
             "bos_token_id": None,
             "eos_token_id": None,
+            **more,
         }
 
     def ds_config(self) -> dict[str, Any]:
@@ -68,21 +76,33 @@ class Case:
             "gradient_accumulation_steps": 1,
             "bf16": {"enabled": True},
             "optimizer": {"type": "AdamW", "params": {"torch_adam": True, "fused": True}},
-            "zero_optimization": {
-                "stage": 3,
-                "overlap_comm": True,
-                "contiguous_gradients": True,
-                "reduce_bucket_size": LAYER,
+            "zero_optimization": self._zero(),
+            **({"zero_force_ds_cpu_optimizer": False} if self.offload else {}),
+            "steps_per_print": 1_000_000_000,
+        }
+
+    def _zero(self) -> dict[str, Any]:
+        zero: dict[str, Any] = {
+            "stage": self.stage,
+            "overlap_comm": True,
+            "contiguous_gradients": True,
+            "reduce_bucket_size": LAYER,
+        }
+        if self.stage == 3:
+            zero |= {
                 "stage3_prefetch_bucket_size": LAYER,
                 "stage3_param_persistence_threshold": 10_000,
                 "stage3_max_live_parameters": 3 * LAYER,
                 "stage3_max_reuse_distance": 1_000_000_000 if self.kept else 0,
-            },
-            "steps_per_print": 1_000_000_000,
-        }
+            }
+        for part in {"": (), "optimizer": ("optimizer",), "both": ("optimizer", "param")}[
+            self.offload
+        ]:
+            zero[f"offload_{part}"] = {"device": "cpu", "pin_memory": False}
+        return zero
 
-    def planned(self) -> MemoryUse:
-        """What the planner says."""
+    def planned(self) -> tuple[float, float]:
+        """What the planner says, at least and at most."""
         shape = model_shape.of_transformers(self.transformers_config(), self.model)
         job = training_job.of_config(
             replace(shape, sequence=self.sequence),
@@ -91,7 +111,9 @@ class Case:
             self.ds_config(),
             recomputation=self.recomputation,
         )
-        return memory_use(job, on_cpu=True)
+        use = memory_use(job, on_cpu=True)
+        host = [part.times(1 / self.ranks) for part in use.host.values()]
+        return use.low + sum(of.low for of in host), use.high + sum(of.high for of in host)
 
 
 CASES = (
@@ -102,6 +124,15 @@ CASES = (
     Case("gpt_neox", batch=2, recomputation="full"),
     Case("gpt_neox", vocabulary=8192),
     Case("llama"),
+    Case("gpt_neox", stage=1),
+    Case("llama", stage=1),
+    Case("gpt_neox", stage=2),
+    Case("qwen3", stage=2),
+    Case("qwen3"),
+    Case("llama", offload="optimizer"),
+    Case("qwen3", offload="both"),
+    Case("gpt_neox", stage=2, offload="optimizer"),
+    Case("llama", batch=8, vocabulary=16384, stage=2),
 )
 
 
@@ -133,19 +164,21 @@ def peak(path: Path) -> float:
 def table(folder: Path) -> str:
     """Markdown: a row for each case that the folder has."""
     rows = [
-        "| case | model | ranks | tokens per rank | vocabulary | recomputation | kept gathered "
-        "| planned, MB | measured, MB | error |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| case | model | stage, offloaded | ranks | tokens per rank | vocabulary | recomputation "
+        "| kept gathered | planned, MB | measured, MB | error of the middle |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for number, case in enumerate(CASES, 1):
         path = folder / f"case-{number}.json"
         if not path.exists():
             continue
-        planned, measured = case.planned().total, peak(path)
+        (low, high), measured = case.planned(), peak(path)
+        what = f"{case.stage}{', ' + case.offload if case.offload else ''}"
         rows.append(
-            f"| {number} | {case.model} | {case.ranks} | {case.sequence * case.batch} | "
+            f"| {number} | {case.model} | {what} | {case.ranks} | {case.sequence * case.batch} | "
             f"{case.vocabulary} | {case.recomputation} | {'yes' if case.kept else 'no'} | "
-            f"{planned / 1e6:.0f} | {measured / 1e6:.0f} | {planned / measured - 1:+.1%} |"
+            f"{low / 1e6:.0f} to {high / 1e6:.0f} | {measured / 1e6:.0f} | "
+            f"{(low + high) / 2 / measured - 1:+.1%} |"
         )
     return "\n".join(rows)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from deepspeed_smddp.planning import PlanError
 from deepspeed_smddp.planning.hardware import CLUSTERS, GPUS, Cluster
-from deepspeed_smddp.planning.memory_use import fits
+from deepspeed_smddp.planning.memory_use import memory_use
 from deepspeed_smddp.planning.model_shape import ModelShape
 from deepspeed_smddp.planning.training_job import Job, Scheme, Software
 
@@ -170,7 +170,7 @@ def _scheme(row: Row) -> Scheme:
     if "TP8" in text and text.startswith("ZeRO-3"):
         return Scheme(stage=3, tensor=8, partition_activations=True)
     if "offload" in text:
-        return Scheme(stage=int(text[5]), offload=True)
+        return Scheme(stage=int(text[5]), offload=True, offload_activations="activation" in text)
     if text == "ZeRO-2":
         return Scheme(stage=2)
     if text.startswith("ZeRO-3 (DeepSpeed"):
@@ -236,7 +236,7 @@ def _software(row: Row) -> Software:
     framework = "fsdp2" if row.scheme.startswith("FSDP2") else "fsdp"
     if megatron:
         framework = "megatron"
-    elif "ZeRO-3" in row.scheme:
+    elif "ZeRO" in row.scheme:  # InternEvo's ZeRO-1 keeps 16 bits and a shard in fp32 as well
         framework = "deepspeed"
     return Software(
         framework=framework,
@@ -277,11 +277,14 @@ def _with_batch(row: Row, job: Job) -> Job:
 
 
 def largest_micro_batch(job: Job, samples: int) -> Job:
-    """The largest micro-batch that divides ``samples`` and fits; 1 if none does."""
+    """The largest micro-batch that divides ``samples`` and surely fits; 1 if none does.
+
+    Nine tenths of the memory count: nobody chooses a batch that a longer step breaks.
+    """
     for micro in range(samples, 0, -1):
         if samples % micro == 0:
             tried = job.having(micro_batch=micro, accumulation=samples // micro)
-            if fits(tried):
+            if memory_use(tried).high <= 0.9 * job.cluster.gpu.memory_bytes:
                 return tried
     return job.having(micro_batch=1, accumulation=samples)
 

@@ -13,7 +13,14 @@ from typer import Argument, Exit, Option
 from deepspeed_smddp.commands.json_option import JsonFile
 from deepspeed_smddp.config import ds_json
 from deepspeed_smddp.diagnostics import output_files
-from deepspeed_smddp.planning import PlanError, hardware, plan_page, training_job
+from deepspeed_smddp.planning import (
+    PlanError,
+    config_keys,
+    hardware,
+    plan_page,
+    real_activations,
+    training_job,
+)
 from deepspeed_smddp.planning.answer import answer
 from deepspeed_smddp.planning.model_shape import SIZES, ModelShape, of_text
 
@@ -50,6 +57,8 @@ def plan(
     recomputation: Annotated[
         Literal["none", "selective", "full"], Option(help="With --config.")
     ] = "full",
+    lora: Annotated[int, Option(help="Rank of LoRA's adapters; 0: all parameters train.")] = 0,
+    base_bits: Annotated[int, Option(help="Of LoRA's frozen matrices: 16, 8 or 4.")] = 16,
     as_json: JsonFile = None,
     png: Annotated[
         Path | None, Option(dir_okay=False, help="A picture of the curve to 4,096 GPUs.")
@@ -81,9 +90,13 @@ def plan(
         planned,
         recomputation=recomputation,
         batch_tokens=int(number(batch_tokens, "--batch-tokens")) if batch_tokens else 0,
+        lora_rank=lora,
+        base_bits=base_bits,
+        counted_layer=real_activations.of_text(model, shape.sequence),
     )
     length = number(tokens, "--tokens") if tokens else 0
-    found = answer(job, length, asked=config is not None)
+    left_out = config_keys.not_considered(planned)
+    found = answer(job, length, asked=config is not None, not_considered=left_out)
     if png is not None and found.shown is not None:
         plan_page.draw(found, png)
     output_files.write_json(as_json, found.as_json())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from deepspeed_smddp.planning import PlanError, recommendation
 from deepspeed_smddp.planning.collective_time import RankGroup
 from deepspeed_smddp.planning.constants import INTERVAL
-from deepspeed_smddp.planning.memory_use import MemoryUse, fits, memory_use
+from deepspeed_smddp.planning.memory_use import MemoryUse, Part, Verdict, memory_use
 from deepspeed_smddp.planning.step_time import StepTime, beyond, step_time
 from deepspeed_smddp.planning.training_job import Job
 
@@ -62,9 +63,14 @@ class Planned:
         return Planned(job, memory_use(job), step_time(job))
 
     @property
+    def verdict(self) -> Verdict:
+        """Whether a GPU has the memory: surely, perhaps, or surely not."""
+        return self.memory.verdict(self.job.cluster.gpu.memory_bytes)
+
+    @property
     def fits(self) -> bool:
-        """Whether a GPU has the memory."""
-        return fits(self.job, self.memory)
+        """Whether a GPU may have the memory."""
+        return self.verdict != "does not fit"
 
     @property
     def model_tflops(self) -> float:
@@ -105,8 +111,12 @@ class Planned:
         price = job.cluster.price * job.hosts * whole / 3600 if job.cluster.price else None
         return Training(tokens, steps, whole, whole / 3600 * job.gpus, price)
 
+    def _memory(self) -> dict[str, Part]:
+        memory = self.memory
+        return {**memory.parts, "total": Part(memory.low, memory.high, "all parts")}
+
     def as_json(self, tokens: float) -> dict[str, Any]:
-        """Numbers in bytes, seconds and TFLOPS."""
+        """Numbers in bytes, seconds and TFLOPS; of memory the lowest, the highest, and why."""
         scheme, job, training = self.job.scheme, self.job, self.training(tokens)
         return {
             "model": job.shape.name,
@@ -119,9 +129,12 @@ class Planned:
             "accumulation": job.accumulation,
             "recomputation": job.recomputation,
             "tokens_per_step": job.tokens_per_step,
-            "memory_bytes": asdict(self.memory) | {"total": self.memory.total},
+            "memory_bytes": {name: part._asdict() for name, part in self._memory().items()},
+            "host_memory_bytes": {n: part._asdict() for n, part in self.memory.host.items()},
+            "nvme_bytes_per_host": self.memory.nvme,
             "memory_of_gpu_bytes": job.cluster.gpu.memory_bytes,
             "fits": self.fits,
+            "verdict": self.verdict,
             "step_seconds": asdict(self.step) | {"total": self.step.total},
             "step_seconds_interval": interval(self.step.total),
             "beyond_published": beyond(job),
@@ -174,6 +187,7 @@ class Answer:
     changes: list[recommendation.Change]
     curve: list[Planned]
     tokens: float  # of a training; 0: none was asked for
+    not_considered: list[str]  # keys of the user's config
 
     @property
     def shown(self) -> Planned | None:
@@ -190,6 +204,7 @@ class Answer:
         """For ``--json``."""
         return {
             "asked": self.asked.as_json(self.tokens) if self.asked else None,
+            "not_considered": self.not_considered,
             "recommended": self.best.as_json(self.tokens) if self.best else None,
             "smddp_or_nccl": smddp_or_nccl(self.shown.job) if self.shown else None,
             "changes": [
@@ -207,11 +222,12 @@ class Answer:
         }
 
 
-def answer(job: Job, tokens: float, *, asked: bool) -> Answer:
+def answer(job: Job, tokens: float, *, asked: bool, not_considered: Sequence[str] = ()) -> Answer:
     """Plans ``job``. ``asked``: it is the user's own configuration, not only a model and GPUs."""
     own = Planned.of(job) if asked else None
     best = recommendation.recommended(job) or recommendation.nearest_that_fits(job)
     planned = Planned.of(best) if best else None
     shown = own or planned
     changes = recommendation.single_changes(shown.job) if shown else []
-    return Answer(job, own, planned, changes, curve(shown.job) if shown else [], tokens)
+    points = curve(shown.job) if shown else []
+    return Answer(job, own, planned, changes, points, tokens, list(not_considered))

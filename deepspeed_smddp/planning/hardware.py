@@ -8,6 +8,7 @@ follow the cube root of its power. "memory_gb" is what torch reports, of 2 ** 30
 the data sheet. "link_gbps" is one direction of NVLink; where there is none, half of PCIe 4.0's 32,
 as data crosses it twice. "network_share" of P4: 30 of 50 GB/s between 3 and 4
 hosts, NVIDIA/nccl issue 527; else 96 of 100, 90 % on average, NVIDIA/nccl-tests issue 119.
+"memory_gb" is torch's "total capacity", as reports of memory that ran out have it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The shape of a dense decoder model, and what follows from it: parameters and FLOPs.
+"""The shape of a decoder model, dense or with experts, and what follows from it.
 
-A shape comes from the built-in list, from a transformers config, or from numbers. Models with
-experts are refused: their time depends on the routing of tokens.
+A shape comes from the built-in list, from a transformers config, or from numbers.
 """
 
 from __future__ import annotations
@@ -20,12 +19,14 @@ SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocabulary", "sequence
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A dense decoder; sizes in elements, ``sequence`` in tokens.
+    """A decoder; sizes in elements, ``sequence`` in tokens.
 
     ``gated`` is a feed-forward network of three matrices (SwiGLU) instead of two. ``bias`` says
     which linear layers have one: "all", "qkv" or "none". ``positions`` is the number of learned
     positions, 0 if there are none. ``tied``: the output layer is the embedding. ``norm`` is the
     number of vectors of a norm: 1 (RMSNorm, or LayerNorm without bias) or 2 (LayerNorm).
+    ``experts``: networks of ``ffn`` columns per layer, of which a token takes ``top_k``, besides
+    one of ``shared_ffn`` columns that every token takes; 0: a dense model.
     """
 
     name: str
@@ -44,6 +45,9 @@ class ModelShape:
     head_size: int = 0
     qk_norm: bool = False
     embedding_norm: bool = False
+    experts: int = 0
+    top_k: int = 0
+    shared_ffn: int = 0
 
     def __post_init__(self) -> None:
         for key in SIZES:
@@ -59,6 +63,12 @@ class ModelShape:
             raise PlanError(
                 f"{self.name} has a hidden size of {self.hidden}, which {self.heads} heads do not "
                 "divide; give head_size"
+            )
+
+        if bool(self.experts) != bool(self.top_k) or self.top_k > self.experts:
+            raise PlanError(
+                f"{self.name} has {self.experts} experts of which a token takes {self.top_k}; give "
+                "both, the second at most as large as the first"
             )
 
     @property
@@ -77,21 +87,47 @@ class ModelShape:
         return self.kv_heads * self.head_width
 
     @property
+    def attention_matrices(self) -> int:
+        """Elements of q, k, v and the output projection of one layer."""
+        return self.hidden * (2 * self.q_width + 2 * self.kv_width)
+
+    @property
+    def expert_matrices(self) -> int:
+        """Elements of one expert, or of the dense network, of one layer."""
+        return (3 if self.gated else 2) * self.hidden * self.ffn
+
+    @property
+    def active_ffn(self) -> int:
+        """Columns of the networks that a token passes in one layer."""
+        return self.ffn * (self.top_k or 1) + self.shared_ffn
+
+    @property
+    def largest_matrix(self) -> int:
+        """Elements of the largest matrix of one layer."""
+        return self.hidden * max(self.ffn, self.shared_ffn, self.q_width)
+
+    @property
     def layer_matrices(self) -> int:
-        """Elements of the matrices of one layer: every one is a GEMM of all tokens."""
-        attention = self.hidden * (2 * self.q_width + 2 * self.kv_width)
-        return attention + (3 if self.gated else 2) * self.hidden * self.ffn
+        """Elements of the matrices of one layer that a token meets: each is a GEMM."""
+        network = (3 if self.gated else 2) * self.hidden * self.active_ffn
+        return self.attention_matrices + network + self.hidden * self.experts
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of one layer with its biases and norms."""
-        biases = 0
+        """Parameters of one layer with its biases, norms and all its experts."""
+        unused = (self.experts - self.top_k) * self.expert_matrices
+        return self.layer_matrices + unused + self.layer_vectors
+
+    @property
+    def layer_vectors(self) -> int:
+        """Biases and norms of one layer."""
+        biases = self.hidden if self.shared_ffn else 0  # the gate of Qwen's shared expert
         if self.bias in ("all", "qkv"):
             biases += self.q_width + 2 * self.kv_width
         if self.bias == "all":
             biases += self.hidden + (2 if self.gated else 1) * self.ffn + self.hidden
         norms = 2 * self.norm * self.hidden + (2 * self.head_width if self.qk_norm else 0)
-        return self.layer_matrices + biases + norms
+        return biases + norms
 
     @property
     def embedding_parameters(self) -> int:
@@ -135,6 +171,7 @@ BUILT_IN: dict[str, dict[str, Any]] = {
     "llama-3-8b": _sizes(32, 4096, 32, 8, 14336, 128256, 8192),
     "llama-3-70b": _sizes(80, 8192, 64, 8, 28672, 128256, 8192),
     "llama-3-405b": _sizes(126, 16384, 128, 8, 53248, 128256, 8192),
+    "mixtral-8x7b": _sizes(32, 4096, 32, 8, 14336, 32000, 4096, experts=8, top_k=2),
     "mistral-7b": _sizes(32, 4096, 32, 8, 14336, 32000, 8192),
     "qwen2.5-7b": _sizes(28, 3584, 28, 4, 18944, 152064, 8192, bias="qkv"),
     "qwen2.5-32b": _sizes(64, 5120, 40, 8, 27648, 152064, 8192, bias="qkv"),
@@ -197,6 +234,9 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {},
     "qwen2": {"bias": "qkv"},
     "qwen3": {"qk_norm": True},
+    "mixtral": {},
+    "qwen2_moe": {"bias": "qkv"},
+    "qwen3_moe": {"qk_norm": True},
     "gpt2": _GPT,
     "gpt_neox": {**_GPT, "tied": False},
     "opt": _GPT,
@@ -213,6 +253,13 @@ _KEYS = {
     "vocabulary": ("vocab_size",),
     "sequence": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
 }
+# The same of models with experts, whose "intermediate_size" may be that of dense layers.
+_EXPERT_KEYS = {
+    "experts": ("num_local_experts", "num_experts"),
+    "top_k": ("num_experts_per_tok",),
+    "ffn": ("moe_intermediate_size", "intermediate_size"),
+    "shared_ffn": ("shared_expert_intermediate_size",),
+}
 
 
 def of_transformers(config: Mapping[str, Any], name: str) -> ModelShape:
@@ -228,7 +275,8 @@ def of_transformers(config: Mapping[str, Any], name: str) -> ModelShape:
             f"{', '.join(_FAMILIES)}, and takes the sizes of other dense decoders as numbers"
         )
     sizes: dict[str, Any] = dict(_FAMILIES[family])
-    for key, names in _KEYS.items():
+    keys = _KEYS | (_EXPERT_KEYS if _has_experts(config) else {})
+    for key, names in keys.items():
         found = next((config[n] for n in names if config.get(n) is not None), None)
         if found is not None:
             sizes[key] = found
@@ -237,6 +285,8 @@ def of_transformers(config: Mapping[str, Any], name: str) -> ModelShape:
     if "hidden" in sizes:
         sizes.setdefault("ffn", int(config.get("expansion_ratio", 4)) * sizes["hidden"])
     sizes.setdefault("sequence", 2048)
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise PlanError(f"{name} has layers with experts and layers without; smddp plan has not")
     missing = [key for key in _KEYS if key not in sizes]
     if missing:
         raise PlanError(f"the config of {name} has no {_KEYS[missing[0]][0]}")
@@ -249,3 +299,7 @@ def of_transformers(config: Mapping[str, Any], name: str) -> ModelShape:
     if isinstance(config.get("head_dim"), int):
         sizes["head_size"] = config["head_dim"]
     return ModelShape(name, **sizes)
+
+
+def _has_experts(config: Mapping[str, Any]) -> bool:
+    return any(config.get(name) for name in _EXPERT_KEYS["experts"])

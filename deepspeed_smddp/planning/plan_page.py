@@ -28,10 +28,10 @@ _MEMORY = {
     "optimizer": "optimizer states",
     "gathered": "gathered layers",
     "activations": "activations",
-    "logits": "logits and loss",
+    "working": "loss, or a layer",
     "buckets": "DeepSpeed's buckets",
-    "step_gradients": "fp32 gradients",
-    "fragmentation": "fragmentation, 10 %",
+    "step": "optimizer's step",
+    "fragmentation": "fragmentation",
     "context": "CUDA and libraries",
 }
 _STEP = {
@@ -56,6 +56,8 @@ def show(console: Console, answer: Answer) -> None:
         _does_not_fit(console, answer)
     _head(console, shown)
     _memory_and_step(console, shown)
+    if answer.not_considered:
+        _say(console, f"Not considered: {', '.join(answer.not_considered)}.")
     _work(console, shown, answer.tokens)
     _changes(console, answer)
     _curve(console, answer)
@@ -99,8 +101,16 @@ def describe(job: Job) -> str:
         words.append(f"TP {scheme.tensor}")
     if scheme.pipeline > 1:
         words.append(f"PP {scheme.pipeline}")
+    if scheme.ulysses > 1:
+        words.append(f"SP {scheme.ulysses}")
+    if scheme.expert > 1:
+        words.append(f"EP {scheme.expert}")
     if scheme.offload:
-        words.append("optimizer on the CPU")
+        words.append(f"optimizer on {'NVMe' if scheme.nvme_optimizer else 'the CPU'}")
+    if scheme.offload_param:
+        words.append(f"parameters on {'NVMe' if scheme.offload_param == 'nvme' else 'the CPU'}")
+    if job.lora_rank:
+        words.append(f"LoRA of rank {job.lora_rank} on {job.base_bits} bits")
     words.append("by smddp" if job.software.library == "smddp" else "by NCCL")
     again = "no" if job.recomputation == "none" else job.recomputation
     batch = f"micro-batch {job.micro_batch} x {job.accumulation}"
@@ -127,10 +137,10 @@ def _does_not_fit(console: Console, answer: Answer) -> None:
     assert answer.shown is not None
     memory = _gb(answer.shown.job.cluster.gpu.memory_bytes)
     if asked is not None:
-        missing = _gb(asked.memory.total - asked.job.cluster.gpu.memory_bytes)
-        text = f"This config does not fit: a GPU of {memory} lacks {missing}."
+        missing = _gb(asked.memory.low - asked.job.cluster.gpu.memory_bytes)
+        text = f"This config does not fit: a GPU of {memory} lacks at least {missing}."
     else:
-        text = f"No configuration fits {count(answer.question.gpus, 'GPU')} of {memory}."
+        text = f"No configuration surely fits {count(answer.question.gpus, 'GPU')} of {memory}."
     _say(console, text, "red")
     if best is not None:
         _say(console, f"The nearest that fits: {best.job.gpus} GPUs, {describe(best.job)}.")
@@ -140,12 +150,12 @@ def _does_not_fit(console: Console, answer: Answer) -> None:
 def _memory_and_step(console: Console, plan: Planned) -> None:
     memory = _table("Memory of a GPU", "")
     for name, words in _MEMORY.items():
-        value = float(getattr(plan.memory, name))
-        if value:
-            memory.add_row(words, _gb(value))
+        part = plan.memory.parts.get(name)
+        if part is not None:
+            memory.add_row(words, _range(part.low, part.high))
     memory.add_section()
-    of = _gb(plan.job.cluster.gpu.memory_bytes)
-    memory.add_row("together", f"{plan.memory.total / 1e9:.1f} of {of}")
+    memory.add_row("together", _range(plan.memory.low, plan.memory.high))
+    memory.add_row(f"of {_gb(plan.job.cluster.gpu.memory_bytes)}", plan.verdict)
     step = _table("One step", "")
     total = plan.step.total
     for name, words in _STEP.items():
@@ -158,6 +168,10 @@ def _memory_and_step(console: Console, plan: Planned) -> None:
     both.add_row(memory, step)
     console.print()
     console.print(both)
+    for name, part in plan.memory.host.items():
+        _say(console, f"A host's memory: {_gb(part.high)} for {name} ({part.why}).")
+    if plan.memory.nvme:
+        _say(console, f"NVMe of a host: {_gb(plan.memory.nvme)}.")
 
 
 def _work(console: Console, plan: Planned, tokens: float) -> None:
@@ -282,6 +296,13 @@ def _digits(value: float) -> str:
 def _five(ratio: float) -> int:
     """Per cent above 1, by steps of 5."""
     return 5 * round((ratio - 1) * 20)
+
+
+def _range(low: float, high: float) -> str:
+    """0.1 GB, or 1.2 to 3.4 GB."""
+    if _gb(low) == _gb(high):
+        return _gb(high)
+    return f"{low / 1e9:.1f} to {high / 1e9:.1f} GB"
 
 
 def _seconds(value: float) -> str:
