@@ -391,7 +391,8 @@ bool FragmentFlows::complete() const {
 void FragmentFlows::close() {
   turns_.leave(this);
   for (ReceiveFlow& receive : receives_) {
-    if (std::exchange(receive.granted, false)) remote_.transport().close_region(receive.region);
+    if (std::exchange(receive.granted, false))
+      remote_.transport().close_region(receive.region, false);
   }
 }
 
@@ -423,7 +424,7 @@ bool FragmentFlows::give_up() {
   bool entangled = !closed(false);
   for (ReceiveFlow& receive : receives_) {
     if (!receive.granted) continue;
-    remote_.transport().close_region(receive.region);
+    remote_.transport().close_region(receive.region, may_write(receive));
     receive.granted = false;
   }
   return entangled;

@@ -126,10 +126,10 @@ class Transport {
   // Whether the owner of the region's memory sees all that has been written. For lent memory, asked once all
   // chunks have been written; the first question begins what makes it so. Else true at once.
   virtual bool visible(uint32_t region) = 0;
-  // Ends the sender's right to write into the region's memory. A chunk that is written later breaks the connection
-  // to its sender. If the sender may still write, the memory has to outlive the transport: a chunk that is under
-  // way may still arrive.
-  virtual void close_region(uint32_t region) = 0;
+  // Ends the sender's right to write into the region's memory. `abandoned`: chunks may still come. They go nowhere if this
+  // side chooses keys and addresses, as over tcp, so that other groups keep the connection; else one that comes
+  // breaks the connection to its sender. The memory has to outlive the transport then: half a chunk may have arrived.
+  virtual void close_region(uint32_t region, bool abandoned) = 0;
 
   // Writes `bytes` bytes as chunk `index` of the region that `to` granted, and increments *pending. `data` must stay
   // valid and unchanged until poll() has decremented *pending again; it does so after an error too, of which the

@@ -123,6 +123,28 @@ TEST(Endings, AnIdleConnectionThatEndsLosesNoPeer) {
   }
 }
 
+// Rank 1 is stopped as it sends, and goes on to send once rank 0 has given the operation and its memory up.
+TEST(Endings, WhatIsSentToAGroupThatFailedCostsNoOtherGroup) {
+  Processes ranks("AB", [](RankContext& c) -> std::string {
+    if (Status met = meet(c); !met) return met.message();
+    auto other = c.group.subgroup(c.store, "other", {0, 1});
+    if (!other) return other.status().message();
+    Data in(8 << 20), out(16 << 20);
+    auto op = gather_of(in, out, c.ranks);
+    op->timeout_ns = 300'000'000;
+    other.value()->submit(op, {}, true);
+    if (c.rank == 1) {
+      usleep(3000);
+      Engine::Lock lock = c.engine.lock();
+      usleep(4'000'000);
+    }
+    c.engine.wait(*op);
+    if (op->status()) return "rank 1 was not stopped soon enough";
+    return meet(c).message();
+  });
+  ranks.expect_ends();
+}
+
 // libfabric replaces a connection that breaks: the message behind the lost writes comes all the same.
 TEST(Endings, WritesThatABrokenConnectionLostAreMissed) {
   ShuffledNetwork::only().loses_writes = true;

@@ -99,9 +99,9 @@ struct Flow : WrittenChunks {
   }
   bool over() { return complete() && sent == chunks() && pending() == 0; }
   uint32_t pending() const { return batches.count(); }
-  void close() {
+  void close(bool abandoned = false) {
     closed = true;
-    to->close_region(region);
+    to->close_region(region, abandoned);
   }
   void check_margins() const {
     for (size_t i = 0; i < kMargin; ++i) {

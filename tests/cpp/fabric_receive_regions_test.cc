@@ -97,6 +97,38 @@ TEST_P(Fabric, ARegionMayBeClosedEarly) {
   EXPECT_TRUE(a.inbox.lost.empty() && b.inbox.lost.empty());
 }
 
+// As after a failure, with a rank that was stopped as it sent: other groups use the same connection.
+TEST_P(Fabric, LateChunksOfAnAbandonedRegionGoNowhere) {
+  if (std::string(GetParam().provider) != "tcp")
+    GTEST_SKIP() << "keys or addresses are the provider's";
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
+  Peer to_b = introduce(a, b), to_a = introduce(b, a);
+  for (uint32_t turn = 0; turn < 20; ++turn) {
+    Flow late(200 * 20000, 20000, turn), next(100 * 20000, 20000, turn + 1);
+    ASSERT_TRUE(late.open(b, to_a));
+    drive({&a, &b}, [&] {
+      if (late.sent < 20) late.send(a, to_b);
+      return late.sent >= 20 && late.pending() == 0;
+    });
+    settle({&a, &b}, kSecond / 100);
+    late.close(true);
+    std::fill(late.memory.begin(), late.memory.end(), Flow::kUntouched);
+    ASSERT_TRUE(next.open(b, to_a));
+    drive({&a, &b}, [&] {
+      late.send_chunks(a, to_b);
+      next.send(a, to_b);
+      return late.sent == late.chunks() && late.pending() == 0 && next.over();
+    });
+    next.close();
+    ASSERT_TRUE(a.send(to_b, 5000));
+    drive({&a, &b}, [&] { return b.inbox.messages == turn + 1 && a.endpoint->idle(); });
+    EXPECT_EQ(std::count(late.memory.begin(), late.memory.end(), Flow::kUntouched),
+              static_cast<std::ptrdiff_t>(late.memory.size()));
+  }
+  EXPECT_EQ(b.endpoint->counters().foreign_writes, 0u);
+  EXPECT_TRUE(a.inbox.lost.empty() && b.inbox.lost.empty());
+}
+
 // The connection breaks while the kernel has chunks to send, and the next message has a new one: it says of no chunk that
 // was lost that it is there (Flow compares the bytes).
 TEST_P(Fabric, WhatABrokenConnectionLostIsNotTakenForWritten) {
@@ -208,7 +240,7 @@ TEST_P(Fabric, KeysAreFreshAndEndWithTheirRegion) {
       flow.send(a, to_b);
       return flow.over() && a.endpoint->idle();
     });
-    b.endpoint->close_region(region);
+    b.endpoint->close_region(region, false);
     flow.close();
   }
   // A write by the last key: the provider refuses it. Not every provider tells the sender.
@@ -231,9 +263,9 @@ TEST_P(Fabric, RefusesARegionWithoutBytes) {
   wire::Grant grant;
   EXPECT_FALSE(b.endpoint->open_region(to_a, &byte, 0, &region, &grant));
   EXPECT_TRUE(b.endpoint->open_region(to_a, &byte, 1, &region, &grant));
-  b.endpoint->close_region(region);
-  b.endpoint->close_region(region);
-  b.endpoint->close_region(12345);
+  b.endpoint->close_region(region, false);
+  b.endpoint->close_region(region, false);
+  b.endpoint->close_region(12345, false);
 }
 
 }  // namespace

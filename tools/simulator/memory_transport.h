@@ -149,7 +149,7 @@ class MemoryTransport : public transport::Transport {
     return true;
   }
   bool visible(uint32_t) override { return true; }
-  void close_region(uint32_t region) override {
+  void close_region(uint32_t region, bool) override {
     std::lock_guard lock(shared_.mutex);
     for (uint64_t key : regions_.at(region)) shared_.windows.erase(key);
     regions_.erase(region);

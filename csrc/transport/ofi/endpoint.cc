@@ -139,7 +139,7 @@ bool Endpoint::open_region(Peer from, std::byte* memory, size_t bytes, uint32_t*
 }
 size_t Endpoint::arrived(uint32_t region) const { return regions_->arrived(region); }
 bool Endpoint::visible(uint32_t region) { return regions_->visible(region); }
-void Endpoint::close_region(uint32_t region) { regions_->close(region); }
+void Endpoint::close_region(uint32_t region, bool abandoned) { regions_->close(region, abandoned); }
 
 bool Endpoint::write(Peer to, const wire::Grant& grant, uint32_t index, const std::byte* data,
                      size_t bytes, uint32_t* pending) {

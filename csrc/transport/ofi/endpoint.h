@@ -44,7 +44,7 @@ class Endpoint final : public transport::Transport {
                    wire::Grant* grant) override;
   size_t arrived(uint32_t region) const override;
   bool visible(uint32_t region) override;
-  void close_region(uint32_t region) override;
+  void close_region(uint32_t region, bool abandoned) override;
   bool write(Peer to, const wire::Grant& grant, uint32_t index, const std::byte* data, size_t bytes,
              uint32_t* pending) override;
   void write(MessageBuffer* buffer, const wire::Grant& grant, uint32_t index, size_t bytes,

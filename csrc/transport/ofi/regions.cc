@@ -57,7 +57,7 @@ Region* Regions::find(uint32_t number) {
 bool Regions::on_chunk(uint64_t number) {
   Region* region = find(static_cast<uint32_t>(number));
   if (region != nullptr) ++region->arrived;
-  return region != nullptr;
+  return region != nullptr || (number < regions_.size() && regions_[number].abandoned);
 }
 
 size_t Regions::arrived(uint32_t number) const {
@@ -75,13 +75,31 @@ bool Regions::visible(uint32_t number) {
   return region->flushed == rails_.size() && !region->flush_failed;
 }
 
-void Regions::close(uint32_t number) {
+void Regions::close(uint32_t number, bool abandoned) {
   Region* region = find(number);
   if (region == nullptr) return;
   region->open = false;
   --rails_.counters().regions;
   flushes_.forget(number);
-  release(*region);
+  region->abandoned = abandoned && divert(*region);
+  if (!region->abandoned) release(*region);
+}
+
+bool Regions::divert(Region& region) {
+  if (virtual_addresses_ || region.lent) return false;
+  auto memory = Mapping::map(region.bytes, MAP_PRIVATE | MAP_NORESERVE);
+  if (!memory) return false;
+  try {
+    unread_.push_back(std::move(memory.value()));
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  for (size_t i = 0; i < rails_.size(); ++i) {
+    if (!rails_[i].registrations().divert(region.registrations[i], unread_.back().data(),
+                                          region.bytes))
+      return false;
+  }
+  return true;
 }
 
 // The registrations and the number come back when no request on the region is with libfabric.

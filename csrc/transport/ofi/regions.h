@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <vector>
 
+#include "common/mapping.h"
 #include "transport/ofi/flush_reads.h"
 #include "transport/ofi/peer_table.h"
 #include "transport/ofi/requests.h"
@@ -16,6 +18,7 @@ namespace smddp::ofi {
 struct Region {
   uint32_t number = 0;
   bool open = false;
+  bool abandoned = false;  // its number and its keys stay taken: chunks may come
   Peer from = 0;
   size_t bytes = 0;
   bool counted = false;  // its sender's writes have immediate data, and come in order
@@ -37,7 +40,7 @@ class Regions {
   bool open(Peer from, std::byte* memory, size_t bytes, uint32_t* number, wire::Grant* grant);
   size_t arrived(uint32_t number) const;
   bool visible(uint32_t number);
-  void close(uint32_t number);
+  void close(uint32_t number, bool abandoned);
 
   // A write has come whose immediate data is a region's number. False: none of a member of the job.
   bool on_chunk(uint64_t number);
@@ -57,11 +60,15 @@ class Regions {
   Region* find(uint32_t number);
   bool register_memory(Region& region, const std::byte* memory);
   void release(Region& region);  // one that is closed
+  // What comes later lies in memory that nobody reads. False: it can't.
+  bool divert(Region& region);
 
   RailSet& rails_;
   PeerTable& peers_;
   std::deque<Region> regions_;  // by number; elements stay where they are
   std::deque<uint32_t> free_;   // longest free first
+  std::vector<Mapping>
+      unread_;  // of abandoned regions; pages that nothing has come to are not resident
   FlushReads flushes_;
   bool virtual_addresses_;  // of memory that peers write into; otherwise offsets
 };

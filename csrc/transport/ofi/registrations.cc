@@ -68,6 +68,21 @@ Result<MrHandle> Registrar::open(const void* base, size_t bytes, uint64_t access
                                         " bytes: " + library_.error_text(rc));
 }
 
+MrHandle Registrar::open_again(uint64_t key, const void* base, size_t bytes,
+                               uint64_t access) const {
+  fid_mr* raw = nullptr;
+  bool opened =
+      !provider_keys_ && ::fi_mr_reg(domain_, base, bytes, access, 0, key, 0, &raw, nullptr) == 0;
+  return MrHandle(opened ? raw : nullptr);
+}
+
+bool Registrations::divert(Registration* registration, const std::byte* to, size_t bytes) {
+  registration->mr = MrHandle();
+  registration->mr =
+      registrar_.open_again(registration->key, to, bytes, access_flags(Access::kRemoteWrite));
+  return registration->mr != nullptr;
+}
+
 Registration* Registrations::take(const std::byte* data, size_t bytes, Access access) {
   try {
     return find_or_open(data, bytes, access);

@@ -36,6 +36,8 @@ class Registrar {
   // `access`: flags of fi_mr_reg(). `owner`: of a device's memory, else nullptr.
   Result<MrHandle> open(const void* base, size_t bytes, uint64_t access,
                         const MemoryOwner* owner = nullptr) const;
+  // The same with a key that open() has chosen before. nullptr if the provider chooses keys, or refuses.
+  MrHandle open_again(uint64_t key, const void* base, size_t bytes, uint64_t access) const;
 
  private:
   Library library_;
@@ -71,6 +73,9 @@ class Registrations {
   void give_back(Registration* registration) {
     if (--registration->users == 0 && !registration->lent) table_.erase(registration->self);
   }
+
+  // The key of a range that a peer writes into opens [to, to + bytes) from now on. False: it opens nothing.
+  bool divert(Registration* registration, const std::byte* to, size_t bytes);
 
   void lend(const std::byte* at, size_t bytes, const MemoryOwner& owner) {
     loans_.push_back({at, bytes, owner});
