@@ -1,10 +1,11 @@
-"""What the planner's memory says of published runs that ran, and of reports where memory ran out.
+"""The planner's memory beside published runs that ran, their peaks, and memory that ran out.
 
     python benchmarks/plan_refusals.py            # a table by publisher, and the refused ones
     python benchmarks/plan_refusals.py --rows     # every run and report
 
 A run that ran is refused where the planner says "does not fit". Counted are the runs whose
-micro-batch is published; for the others the planner would choose one that fits.
+micro-batch is published; for the others the planner would choose one that fits. Peaks: what torch
+had reserved, without CUDA's context, of torchtitan's page that the rows' column "url" names.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from deepspeed_smddp.planning.memory_use import MemoryUse, Verdict, memory_use
 from deepspeed_smddp.planning.training_job import Job
 
 REPORTS = Path(__file__).parent / "planning" / "published_out_of_memory.csv"
+PEAKS = REPORTS.with_name("published_peaks.csv")
 
 
 class Judged(NamedTuple):
@@ -58,6 +60,17 @@ def ran() -> list[Judged]:
 def _run(row: Row, job: Job) -> Judged:
     what = f"row {row.number}, {row.model} on {job.gpus} {job.cluster.gpu.name}, {row.scheme}"
     return Judged(row.source, what, job, memory_use(job))
+
+
+def peaks() -> Iterator[tuple[str, float, float, float]]:
+    """Runs with a published peak: what, the peak, and what the planner says, in GiB."""
+    jobs = {row.number: (row, job) for row, job in fitting.covered()[0]}
+    with PEAKS.open(encoding="utf-8", newline="") as lines:
+        for columns in csv.DictReader(lines):
+            run = _run(*jobs[int(columns["row"])])
+            context = run.use.parts["context"]
+            ends = (run.use.low - context.low, run.use.high - context.high)
+            yield run.what, float(columns["gib"]), ends[0] / 2**30, ends[1] / 2**30
 
 
 def ran_out() -> Iterator[Judged]:
@@ -125,6 +138,10 @@ def main() -> int:
             if options.rows or of_all.verdict == "does not fit":
                 print(f"  {of_all}")
         print()
+    print("Published peaks, GiB")
+    for what, peak, low, high in peaks():
+        beyond = "" if peak <= high else f", {peak / high - 1:.0%} above the range"
+        print(f"  {peak:5.1f}  planned {low:.1f} to {high:.1f}{beyond}  {what}")
     return 0
 
 

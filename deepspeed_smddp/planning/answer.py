@@ -76,10 +76,12 @@ class Planned:
     def model_tflops(self) -> float:
         """TFLOPS per GPU, without what is computed again.
 
-        Of forward and backward pass, 6 N + 12 L h s per token; Chowdhery et al., PaLM, app. B.
+        Of forward and backward pass, 6 N + 12 L h s per token, N the parameters that a token
+        passes; Chowdhery et al., PaLM, app. B.
         """
         job, shape = self.job, self.job.shape
-        per_token = 6.0 * shape.parameters + 12.0 * shape.layers * shape.q_width * shape.sequence
+        attention = 12.0 * shape.layers * shape.q_width * shape.sequence
+        per_token = 6.0 * shape.active_parameters + attention
         return per_token * job.tokens_per_step / self.step.total / job.gpus / 1e12
 
     @property

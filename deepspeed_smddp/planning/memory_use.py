@@ -208,6 +208,10 @@ class _Count:
             # FSDP.no_sync: "the full model gradients" wait for the last micro-batch, in 16 bits.
             low, high = low + 2.0 * self.trained, high + 2.0 * self.trained
             why += "; whole between micro-batches (no_sync)"
+        if framework == "fsdp2" and self.scheme.pipeline > 1 and self.job.accumulation > 1:
+            # FSDPParam.unsharded_accumulated_grad: in the type of the reduction, fp32.
+            low, high = low + 4.0 * self.trained, high + 4.0 * self.trained
+            why += "; whole between the micro-batches of a pipeline"
         return Part(low, high, why)
 
     def optimizer(self) -> Part:
@@ -268,11 +272,8 @@ class _Count:
         buckets = self.job.buckets
         matrix = self._largest_matrix()
         ahead = min(buckets.prefetch, buckets.max_live)
-        two = 2 * self.layer + self.outside
-        high = max(two if two <= max(buckets.max_live, two / 2) else matrix, matrix)
-        if self.layer > buckets.max_live:
-            high = 2 * matrix
-        high = max(high, buckets.max_reuse / 2)
+        two = min(2 * self.layer + self.outside, max(buckets.max_live, matrix))
+        high = max(two, buckets.max_reuse / 2, matrix + ahead)
         return min(self.own, matrix + ahead), min(self.own, high)
 
     def buckets(self) -> Part:
@@ -318,6 +319,7 @@ class _Count:
                 masks=plain and not self.on_cpu and not job.counted_layer,
                 fp8=self.software.precision == "fp8" and not plain,
                 adapters=rank,
+                gathered_inputs=self.software.framework == "fsdp2",
             )
 
         low, high = (bytes_(plain) for plain in self.kernels)
@@ -377,24 +379,34 @@ class _Count:
         again = [0.0, 0.0]
         if self.job.recomputation == "full":
             again = [of + self._scores() for of in self._layers_ends()]
-        # The caller may hold the model's output, in 2 bytes.
+        # Gradients that the backward pass makes are not there yet at the loss.
+        later = Part(0.0, 0.0, "")
+        if self.job.accumulation == 1 and not (self.deepspeed and self.scheme.stage == 3):
+            later = self.gradients()
         return Part(
-            max(low * elements, again[0] + narrow + back),
-            max(high * elements, again[1] + wide + back + 2 * elements),
+            max(low * elements - later.low, again[0] + narrow + back),
+            max(high * elements - later.high, again[1] + wide + back),
             "the loss over all words, or a layer's backward pass",
         )
 
     def _loss_bytes(self) -> tuple[float, float]:
         """Bytes per logit, at least and at most.
 
-        In 2 bytes, and a gradient of 2 with a fused loss; plain: a copy in fp32, log_softmax's
-        output or its gradient in fp32 as well. Megatron's vocabulary-parallel loss works in place.
+        In 2 bytes, and a gradient of 2 with a fused loss. Plain, in the backward pass:
+        log_softmax's output, the gradient of nll_loss and its own, in fp32; the caller may hold the
+        model's output besides. torchtitan drops it, and fuses the loss only where it compiles; its
+        loss over divided logits has four such tensors (torch/distributed/tensor/parallel/loss.py).
+        Megatron's vocabulary-parallel loss works in place.
         """
+        framework = self.software.framework
         if self.software.precision == "fp32":
-            return 12.0, 12.0
-        if self.software.framework == "megatron":
+            return 12.0, 16.0
+        if framework == "megatron":
             return 6.0, 10.0
-        return (10.0, 10.0) if self.on_cpu else (4.0, 10.0)
+        if framework == "fsdp2":
+            plain = 16.0 if self.scheme.tensor > 1 else 12.0
+            return (4.0 if self.software.compiled else plain), plain
+        return (12.0, 12.0) if self.on_cpu else (4.0, 14.0)
 
     # ---- the optimizer's step
 
@@ -484,6 +496,7 @@ def layer_activation_bytes(
     masks: bool = False,
     fp8: bool = False,
     adapters: int = 0,
+    gathered_inputs: bool = False,
 ) -> float:
     """What one layer keeps for its backward pass, with FlashAttention.
 
@@ -493,6 +506,7 @@ def layer_activation_bytes(
     SiLU's output besides. ``masks``: of dropout, 1 byte per
     element, in layers of GPT's kind: s b h (34) in all, equation 1 without 5 a s / h. ``fp8``:
     inputs of products are kept in 1 byte, but for the attention's. ``adapters``: LoRA's rank.
+    ``gathered_inputs``: of divided products are kept whole (DTensor; Megatron gathers them again).
     """
     hidden, ffn, times = shape.hidden, shape.ffn, shape.top_k or 1
     whole = 8.0 * hidden
@@ -516,7 +530,8 @@ def layer_activation_bytes(
         divided -= times * ffn
     if adapters:  # x of each adapter may be a copy with dropout, and its narrow product
         divided += 2.0 * (2 * hidden + shape.q_width + ffn) + 2.0 * 7 * adapters
-    return tokens * (whole / (tensor if sequence_parallel else 1) + divided / tensor)
+    inputs = 4.0 * hidden * (1 - 1 / tensor) if gathered_inputs and sequence_parallel else 0.0
+    return tokens * (whole / (tensor if sequence_parallel else 1) + divided / tensor + inputs)
 
 
 def selected_bytes(shape: ModelShape, tokens: float, tensor: int = 1) -> float:

@@ -142,6 +142,11 @@ class ModelShape:
         """All parameters; a tied output layer counts once."""
         return self.layers * self.layer_parameters + self.embedding_parameters
 
+    @property
+    def active_parameters(self) -> int:
+        """Parameters without the experts that a token does not pass."""
+        return self.parameters - self.layers * (self.experts - self.top_k) * self.expert_matrices
+
 
 def _sizes(*sizes: int, **more: Any) -> dict[str, Any]:
     """Sizes in the order of ``SIZES``, and what differs from Llama."""

@@ -203,6 +203,13 @@ def test_of_published_runs_that_ran_at_most_three_percent_are_refused():
     assert len(refused) <= 0.03 * len(ran), refused
 
 
+def test_published_peaks_are_within_the_range_or_little_above_it():
+    peaks = list(modules.load("benchmarks/plan_refusals.py").peaks())
+    assert len(peaks) == 11
+    assert all(low < peak <= 1.17 * high for _, peak, low, high in peaks)
+    assert sum(peak <= high for _, peak, _, high in peaks) >= 6
+
+
 def test_of_reports_of_memory_that_ran_out_four_fifths_are_refused_or_at_the_edge():
     reports = list(modules.load("benchmarks/plan_refusals.py").ran_out())
     assert len(reports) >= 10
