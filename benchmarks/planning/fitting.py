@@ -43,19 +43,20 @@ def error(row: Row, job: Job, values: constants.Values) -> float:
 
 @dataclass(frozen=True)
 class Errors:
-    """By publisher, the errors of its rows at each value of ``GRID``."""
+    """By publisher, the errors of its rows at each value of ``grid``."""
 
     of: Mapping[str, list[list[float]]]
+    grid: Sequence[float]
 
     @staticmethod
-    def at(jobs: Covered, **changes: float) -> Errors:
+    def at(jobs: Covered, grid: Sequence[float] = GRID, **changes: float) -> Errors:
         """With other values of constants."""
         known = {**constants.values(), **changes}
         found: dict[str, list[list[float]]] = {}
         for row, job in jobs:
-            line = [error(row, job, {**known, "reached": value}) for value in GRID]
+            line = [error(row, job, {**known, "reached": value}) for value in grid]
             found.setdefault(row.publisher, []).append(line)
-        return Errors(found)
+        return Errors(found, grid)
 
     def cost(self, publishers: Sequence[str], at: int) -> float:
         """The mean over publishers of the mean absolute error."""
@@ -63,8 +64,8 @@ class Errors:
         return statistics.fmean(means)
 
     def fit(self, publishers: Sequence[str]) -> int:
-        """The place in ``GRID`` that suits these publishers best."""
-        return min(range(len(GRID)), key=lambda at: self.cost(publishers, at))
+        """The place in ``grid`` that suits these publishers best."""
+        return min(range(len(self.grid)), key=lambda at: self.cost(publishers, at))
 
     def left_out(self, *without: str) -> dict[str, list[float]]:
         """By publisher, its errors with the fit to the others, all but ``without`` too."""
@@ -109,18 +110,18 @@ def bootstrap(draw: Callable[[Sequence[str]], float], names: Sequence[str]) -> t
 FACTORS = (0.5, 1.0, 2.0)
 
 
-def identified(jobs: Covered, known: Errors) -> dict[str, tuple[float, float]]:
+def identified(jobs: Covered) -> dict[str, tuple[float, float]]:
     """What a bootstrap over publishers finds for each other constant, fitted beside ``reached``.
 
     As factors of its value, of ``FACTORS``: the rows determine a constant whose two are alike.
-    ``known``: the errors with the constants as they are.
     """
-    found = {}
+    coarse = GRID[::3]
+    known, found = Errors.at(jobs, coarse), {}
     for name, value in constants.values().items():
         if name == "reached":
             continue
         tried = [
-            known if factor == 1 else Errors.at(jobs, **{name: value * factor})
+            known if factor == 1 else Errors.at(jobs, coarse, **{name: value * factor})
             for factor in FACTORS
         ]
 

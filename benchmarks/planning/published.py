@@ -93,7 +93,15 @@ def job_of(row: Row) -> Job:
     scheme = _scheme(row)
     software = _software(row)
     try:
-        job = Job(shape, cluster, gpus, scheme, software, recomputation=_recomputation(row))
+        job = Job(
+            shape,
+            cluster,
+            gpus,
+            scheme,
+            software,
+            recomputation=_recomputation(row),
+            lora_rank=16 if "LoRA" in row.scheme else 0,
+        )
     except PlanError as error:
         raise NotCovered(str(error)) from None
     return _with_batch(row, job)
@@ -187,13 +195,16 @@ def _scheme(row: Row) -> Scheme:
     if found:
         split = "distributed optimizer" in text
         korthikanti = row.source.startswith("Korthikanti")
+        virtual = re.search(r"VP(\d+)", text)
         sequence = "sequence parallel" in row.columns["activation_checkpointing"] or split
         return Scheme(
             stage=1 if split else 0,
             tensor=int(found[1]),
             pipeline=int(found[2]),
             # Korthikanti's Table 3: three chunks per stage, for the largest one.
-            chunks=3 if korthikanti and found[2] in ("8", "35") else 1,
+            chunks=3
+            if korthikanti and found[2] in ("8", "35")
+            else int(virtual[1] if virtual else 1),
             sequence_parallel=sequence,
             async_tensor=split,  # "overlapped": its tensor-parallel communication as well
         )

@@ -53,7 +53,8 @@ The column above takes for each publisher the interval that the others give.
   slow. One thing was mended after that: FSDP overlaps its AllReduces over replicas (HSDP). Then
   chenyaofo's, a user's table of transformers and DeepSpeed, with the fit to these ten: median error
   43.7 %, none of 9 within 1.25, all predicted too fast, with the optimizer on the CPU two to three
-  times. Nothing was changed for them but the fit and the interval. The other publishers are
+  times. Last NVIDIA's 13 rows of NeMo, in fp8, three of them with LoRA: 7.1 %, 13 of 13 within
+  1.35. Nothing was changed for these two but the fit and the interval. The other publishers are
   teams that publish what they have tuned; untuned code is slower.
 - {most} publishes {most_rows} of the {covered} rows. {gpus:,} GPUs are the most with ZeRO-3
   or FSDP.
@@ -61,8 +62,8 @@ The column above takes for each publisher the interval that the others give.
   TinyLlama's of A100 400; Amazon's runs recompute all activations; GPT-NeoX 65B has Llama 65B's
   layers with a feed-forward network of four times the hidden size, and divides the kept inputs over
   its 8 tensor-parallel ranks.
-- No row has LoRA, experts, a consumer card, hosts of other than 4 or 8 GPUs, or less than 400
-  Gbit/s per host.
+- No row has QLoRA, experts, ZeRO++, offloaded parameters, a consumer card, hosts of other than 4
+  or 8 GPUs, or less than 400 Gbit/s per host.
 
 ## The constants
 
@@ -92,7 +93,7 @@ def page(covered: Covered, left: Sequence[tuple[Row, str]]) -> str:
     counts = {name: len(rows) for name, rows in found.items()}
     every = sum(counts.values())
     low, high = fitting.bootstrap(lambda some: fitting.GRID[errors.fit(some)], names)
-    ranges = fitting.identified(covered, errors)
+    ranges = fitting.identified(covered)
     lines = [
         _publisher(name, counts[name], found[name], inside[name], others[name], near[name])
         for name in names

@@ -20,10 +20,11 @@ def host_bytes(job: Job) -> float:
 
     Each collective of a group over H hosts takes (H - 1) / H of its buffer in and out of a host.
     """
-    scheme, own = job.scheme, job.shape.parameters / job.scheme.pipeline
-    all_ranks = RankGroup(job.data_parallel, scheme.tensor, job.cluster, job.software.library)
+    scheme, ranks = job.scheme, job.data_parallel * job.scheme.ulysses
+    all_ranks = RankGroup(ranks, scheme.tensor, job.cluster, job.software.library)
     hosts, all_hosts = all_ranks._replace(ranks=job.shard_ranks).hosts, all_ranks.hosts
-    grads, params = job.software.gradient_bytes * own, 2.0 * own
+    grads = job.software.gradient_bytes * job.trained_parameters * scheme.tensor
+    params = 2.0 * job.base_bits / 16 * job.rank_parameters * scheme.tensor
     if scheme.stage < 3:
         parts = grads + (params if scheme.stage else grads)
         return parts * (all_hosts - 1) / all_hosts
@@ -77,11 +78,11 @@ class Planned:
         """TFLOPS per GPU, without what is computed again.
 
         Of forward and backward pass, 6 N + 12 L h s per token, N the parameters that a token
-        passes; Chowdhery et al., PaLM, app. B.
+        passes; Chowdhery et al., PaLM, app. B. With LoRA, 4 N: frozen ones have no gradient.
         """
         job, shape = self.job, self.job.shape
         attention = 12.0 * shape.layers * shape.q_width * shape.sequence
-        per_token = 6.0 * shape.active_parameters + attention
+        per_token = (4.0 if job.lora_rank else 6.0) * shape.active_parameters + attention
         return per_token * job.tokens_per_step / self.step.total / job.gpus / 1e12
 
     @property

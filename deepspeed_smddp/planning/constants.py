@@ -23,7 +23,7 @@ class Constant(NamedTuple):
 
 CONSTANTS = {
     "reached": Constant(
-        0.81,
+        0.8,
         "share that a training step reaches of the rates that kernels reach alone",
         "fitted",
     ),
@@ -67,6 +67,12 @@ CONSTANTS = {
         1e-9,
         "seconds of Adam on the CPU per parameter of a GPU's part",
         "counted: 30 bytes, a host's 16 channels of DDR4 at 60 %, divided by 8 GPUs",
+    ),
+    "host.copy": Constant(
+        2e10, "bytes per second of a GPU from the host's memory", "estimate: PCIe 4.0 by 16"
+    ),
+    "host.nvme": Constant(
+        7e8, "bytes per second of a GPU from NVMe", "estimate: 5.6e9 of a host, by 8 GPUs"
     ),
     "nccl.link": Constant(
         0.77,

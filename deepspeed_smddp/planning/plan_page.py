@@ -111,7 +111,8 @@ def describe(job: Job) -> str:
         words.append(f"parameters on {'NVMe' if scheme.offload_param == 'nvme' else 'the CPU'}")
     if job.lora_rank:
         words.append(f"LoRA of rank {job.lora_rank} on {job.base_bits} bits")
-    words.append("by smddp" if job.software.library == "smddp" else "by NCCL")
+    if job.gpus > 1:
+        words.append("by smddp" if job.software.library == "smddp" else "by NCCL")
     again = "no" if job.recomputation == "none" else job.recomputation
     batch = f"micro-batch {job.micro_batch} x {job.accumulation}"
     return f"{' '.join(words)}, {batch}, {again} recomputation"
@@ -143,7 +144,9 @@ def _does_not_fit(console: Console, answer: Answer) -> None:
         text = f"No configuration surely fits {count(answer.question.gpus, 'GPU')} of {memory}."
     _say(console, text, "red")
     if best is not None:
-        _say(console, f"The nearest that fits: {best.job.gpus} GPUs, {describe(best.job)}.")
+        _say(
+            console, f"The nearest that fits: {count(best.job.gpus, 'GPU')}, {describe(best.job)}."
+        )
     console.print()
 
 
@@ -252,7 +255,8 @@ def _recommendation(console: Console, answer: Answer) -> None:
             return
         _say(console, f"Predicted {gain} % faster: {describe(best.job)}")
     else:
-        _say(console, f"Recommended: {best.job.gpus} GPUs, {describe(best.job)}")
+        gpus = count(best.job.gpus, "GPU")
+        _say(console, f"Recommended: {gpus}, {describe(best.job)}")
     if best.job.recomputation == "full":
         _say(console, "(recomputation is the model's: model.gradient_checkpointing_enable())")
     console.print(Text(json.dumps(ds_config(best.job), indent=2)), soft_wrap=True)

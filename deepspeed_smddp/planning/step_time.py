@@ -73,7 +73,7 @@ def step_time(job: Job, c: Values | None = None) -> StepTime:
     gpu = gpu_time(job, c)
     layers, micro = job.stage_layers, job.accumulation
     computing = micro * (layers * (gpu.layer_forward + gpu.layer_backward) + 3 * gpu.outside)
-    tensor = micro * layers * _tensor_per_layer(job, c)
+    tensor = micro * layers * (_tensor_per_layer(job, c) + _exchanged_per_layer(job, c))
     schedule = _sharded if job.scheme.stage == 3 else _replicated
     gathers, reductions = schedule(job, gpu, c)
     both = [*gathers, *reductions]
@@ -102,6 +102,14 @@ def beyond(job: Job) -> list[str]:
         f"{network:g} Gbit/s per host": job.hosts > 1 and network < constants.COMPARED_GBIT,
         f"{job.cluster.gpus_per_host} GPUs per host": job.gpus > 1
         and job.cluster.gpus_per_host not in constants.COMPARED_PER_HOST,
+        "frozen matrices of 8 or 4 bits": job.base_bits < 16,
+        "experts": bool(job.shape.experts),
+        "sequence parallelism": job.scheme.ulysses > 1,
+        "offloaded parameters": bool(job.scheme.offload_param),
+        "an optimizer on NVMe": job.scheme.nvme_optimizer,
+        "ZeRO++": job.scheme.hpz > 1
+        or job.scheme.quantized_weights
+        or job.scheme.quantized_gradients,
         f"{job.gpus:,} GPUs": job.gpus > constants.COMPARED_SHARDED and job.scheme.stage == 3,
     }
     return [words for words, is_so in named.items() if is_so]
@@ -121,22 +129,50 @@ def _tensor_per_layer(job: Job, c: Values) -> float:
     return times * once * left
 
 
+def _exchanged_per_layer(job: Job, c: Values) -> float:
+    """All-to-alls: of Ulysses' four projections, and of tokens to experts and back; none hidden.
+
+    Each moves (n - 1) / n of a rank's tokens, as an AllGather of them would.
+    """
+    scheme, shape = job.scheme, job.shape
+    passes = 3 if job.recomputation == "full" else 2
+    tokens = job.micro_batch * shape.sequence / scheme.ulysses
+    seconds = 0.0
+    widths = 2.0 * (2 * shape.q_width + 2 * shape.kv_width) / scheme.tensor
+    for ranks, width in (
+        (scheme.ulysses, widths),
+        (scheme.expert, 4.0 * shape.top_k * shape.hidden),
+    ):
+        group = RankGroup(ranks, scheme.tensor, job.cluster, "nccl")
+        seconds += passes * collective_seconds("all_gather", tokens * width, group, c)
+    return seconds
+
+
 def _sharded(job: Job, gpu: GpuTime, c: Values) -> tuple[list[_Overlap], list[_Overlap]]:
     """ZeRO-3: a gather before every layer in both passes, a reduction after its backward pass."""
     scheme, shape = job.scheme, job.shape
     group = _group(job, job.shard_ranks)
-    parameter = job.software.parameter_bytes
-    gradient = job.software.gradient_bytes
-    layer = shape.layer_parameters / scheme.tensor
+    # ZeRO++ gathers 8 bits and reduces 4; a frozen layer has its own width.
+    parameter = 1.0 if scheme.quantized_weights else job.software.parameter_bytes
+    parameter *= job.base_bits / 16
+    gradient = 0.5 if scheme.quantized_gradients else float(job.software.gradient_bytes)
+    layer = job.rank_layer_parameters
     outside = shape.embedding_parameters / scheme.tensor / scheme.pipeline
+    trained = job.trained_parameters / job.rank_parameters
     layers, micro = job.stage_layers, job.accumulation
-    gather = collective_seconds("all_gather", parameter * layer, group, c)
-    reduce = collective_seconds("reduce_scatter", gradient * layer, group, c)
+    copied = _copied(job, parameter * layer, c)
+    gather = collective_seconds("all_gather", parameter * layer, group, c) + copied
+    reduce = collective_seconds("reduce_scatter", gradient * trained * layer, group, c)
     forward = _Overlap.of(gather, gpu.layer_forward, job, c)
     early, late = _replica_all_reduce(job, group, c)
     again = 0.0 if scheme.keep_gathered else gather
+    if scheme.hpz > 1:  # a second copy, divided over fewer ranks
+        near = group._replace(ranks=scheme.hpz)
+        again = collective_seconds("all_gather", parameter * layer, near, c)
     first = collective_seconds("all_gather", parameter * outside, group, c)
-    last = collective_seconds("reduce_scatter", gradient * outside, group, c)
+    last = 0.0
+    if not job.lora_rank:
+        last = collective_seconds("reduce_scatter", gradient * outside, group, c)
     gathers = [_scaled(forward, micro * layers), _Overlap(micro * first, 0.0, 0.0)]
     reductions = [_Overlap(micro * last, 0.0, 0.0), _Overlap(late, 0.0, 0.0)]
     # The last micro-step's backward pass also carries the replica all-reduce.
@@ -150,16 +186,24 @@ def _sharded(job: Job, gpu: GpuTime, c: Values) -> tuple[list[_Overlap], list[_O
     return gathers, reductions
 
 
+def _copied(job: Job, nbytes: float, c: Values) -> float:
+    """Seconds in which a rank's part of a layer comes from the host's memory, or from NVMe."""
+    if not job.scheme.offload_param:
+        return 0.0
+    rate = c["host.copy" if job.scheme.offload_param == "cpu" else "host.nvme"]
+    return nbytes / job.shard_ranks / rate
+
+
 def _replica_all_reduce(job: Job, group: RankGroup, c: Values) -> tuple[float, float]:
     """The AllReduces over the replicas: what may overlap the last backward pass, and the rest.
 
     FSDP averages a layer after its reduction, smddp in DeepSpeed a bucket, DeepSpeed's MiCS all at
     the step. The last is ready when the pass is over. With an offloaded optimizer all waits.
     """
-    copies = job.data_parallel // group.ranks
+    copies = job.data_parallel * job.scheme.ulysses // group.ranks
     if copies == 1:
         return 0.0, 0.0
-    own = job.shape.parameters / job.scheme.tensor
+    own = job.trained_parameters
     nbytes = job.software.gradient_bytes * own / group.ranks
     across = group._replace(ranks=copies, spacing=group.ranks * group.spacing)
     software = job.software
@@ -174,10 +218,10 @@ def _replica_all_reduce(job: Job, group: RankGroup, c: Values) -> tuple[float, f
 
 def _replicated(job: Job, gpu: GpuTime, c: Values) -> tuple[list[_Overlap], list[_Overlap]]:
     """DDP and ZeRO-1, 2: gradients are reduced in the last backward pass, parameters gathered."""
-    scheme, group = job.scheme, _group(job, job.data_parallel)
+    scheme, group = job.scheme, _group(job, job.data_parallel * job.scheme.ulysses)
     if group.ranks == 1:
         return [], []
-    own = job.shape.parameters / (scheme.tensor * scheme.pipeline)
+    own = job.trained_parameters
     grads = job.software.gradient_bytes * own
     busy = job.stage_layers * gpu.layer_backward
     calls = max(1.0, own / job.buckets.reduce)
@@ -213,9 +257,9 @@ def gpu_time(job: Job, c: Values) -> GpuTime:
     """What one GPU of ``job`` computes."""
     gemm, attention, elementwise = _layer(job, c)
     forward = gemm + attention + elementwise
-    backward = (
-        BACKWARD_GEMM * gemm + BACKWARD_ATTENTION * attention + BACKWARD_ELEMENTWISE * elementwise
-    )
+    # Frozen matrices have no gradient: one product in place of two.
+    products = 1.0 if job.lora_rank else BACKWARD_GEMM
+    backward = products * gemm + BACKWARD_ATTENTION * attention + BACKWARD_ELEMENTWISE * elementwise
     if job.recomputation == "full":
         backward += forward
     elif job.recomputation == "selective":  # torchtitan: every second product
@@ -238,22 +282,25 @@ def gemm_rate(job: Job, c: Values) -> float:
     peak, share = gpu.flops(precision), c["reached"] * gpu.matmul
     if peak != gpu.flops("bf16"):
         share *= c["gemm.fp8"]
-    tokens = job.micro_batch * job.shape.sequence
+    tokens = job.micro_batch * job.shape.sequence / job.scheme.ulysses
+    tokens *= (job.shape.top_k or 1) / (job.shape.experts or 1)  # that share a matrix, on average
     return peak * share / (1 + gpu.flops("bf16") / gpu.memory_rate / tokens)
 
 
 def _layer(job: Job, c: Values) -> tuple[float, float, float]:
     """Forward pass of one layer: matrix products, attention, what memory bounds."""
     shape, tensor, gpu = job.shape, job.scheme.tensor, job.cluster.gpu
-    tokens = job.micro_batch * shape.sequence
+    tokens = job.micro_batch * shape.sequence / job.scheme.ulysses
     gemm = 2 * tokens * shape.layer_matrices / tensor / gemm_rate(job, c)
     scores = 4 * tokens * shape.sequence * shape.q_width / tensor
     memory = gpu.memory_rate * c["memory.share"]
     kernels = "gated" if shape.gated and not job.software.compiled else "fused"
     passes = c[f"elementwise.{kernels}"]  # over a layer's activations
     whole = shape.hidden / (tensor if job.scheme.sequence_parallel else 1)
-    wide = (shape.ffn * (2 if shape.gated else 1) + shape.q_width) / tensor
+    wide = (shape.active_ffn * (2 if shape.gated else 1) + shape.q_width) / tensor
     elementwise = 2 * passes * tokens * (4 * whole + wide) / memory
+    if job.base_bits < 16:  # the frozen matrices are written in 16 bits for each product
+        elementwise += (2 + job.base_bits / 8) * shape.layer_matrices / tensor / memory
     if job.software.flash:
         share = gpu.attention * (c["attention.first"] if job.software.generation == 1 else 1.0)
         attention = 0.5 * scores / (gpu.flops("bf16") * c["reached"] * share)
@@ -267,7 +314,7 @@ def _layer(job: Job, c: Values) -> tuple[float, float, float]:
 def _outside(job: Job, c: Values) -> float:
     """Output layer and loss, forward; the stages of a pipeline share it evenly, as an estimate."""
     shape, tensor, gpu = job.shape, job.scheme.tensor, job.cluster.gpu
-    tokens = job.micro_batch * shape.sequence
+    tokens = job.micro_batch * shape.sequence / job.scheme.ulysses
     half = job.having(precision="bf16") if job.software.precision == "fp8" else job
     gemm = 2 * tokens * shape.hidden * shape.vocabulary / tensor
     logits = c["elementwise.loss"] * tokens * shape.vocabulary / tensor
@@ -278,9 +325,12 @@ def _outside(job: Job, c: Values) -> float:
 def _optimizer(job: Job, c: Values) -> float:
     """Adam over this GPU's part; on the CPU with ``offload``."""
     scheme, gpu = job.scheme, job.cluster.gpu
-    own = job.shape.parameters / (scheme.tensor * scheme.pipeline)
+    own = job.trained_parameters
     if scheme.stage >= 1:
         own /= job.shard_ranks
-    if scheme.offload:
-        return own * c["optimizer.offload"]
-    return own * ADAM_BYTES / (gpu.memory_rate * c["memory.share"]) + c["optimizer.fixed"]
+    away = scheme.offload_ratio if scheme.offload else 0.0
+    slow = c["optimizer.offload"]
+    if scheme.nvme_optimizer:  # 12 bytes of states in, and out
+        slow += 24 / c["host.nvme"]
+    near = (1 - away) * own * ADAM_BYTES / (gpu.memory_rate * c["memory.share"])
+    return away * own * slow + near + c["optimizer.fixed"]

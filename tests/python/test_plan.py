@@ -26,7 +26,7 @@ from deepspeed_smddp.planning.recommendation import (
     ds_config,
     recommended,
 )
-from deepspeed_smddp.planning.step_time import step_time
+from deepspeed_smddp.planning.step_time import gemm_rate, gpu_time, step_time
 from deepspeed_smddp.planning.training_job import Job, Scheme
 
 
@@ -262,3 +262,69 @@ def test_more_gpus_never_need_more_memory_each(hosts: int, name: str, recomputat
     job = Job(named(name), CLUSTERS["p4d"], 8 * hosts, Scheme(stage=3), recomputation=recomputation)
     more, fewer = memory_use(job.having(gpus=16 * hosts)), memory_use(job)
     assert more.low <= fewer.low and more.high <= fewer.high
+
+
+# ---- parts of a step by hand
+
+
+def test_frozen_matrices_have_no_gradient() -> None:
+    job = Job(named("llama-2-7b"), CLUSTERS["p5"], 1, micro_batch=4, recomputation="none")
+    full, lora = (gpu_time(of, values()) for of in (job, job.having(lora_rank=16)))
+    gemm = 2 * 4 * 4096 * job.shape.layer_matrices / gemm_rate(job, values())
+    assert lora.layer_forward == full.layer_forward
+    assert full.layer_backward - lora.layer_backward == pytest.approx(gemm)
+    # 4 bits are read and 16 written once in the forward pass and twice in the backward pass.
+    four = gpu_time(job.having(lora_rank=16, base_bits=4), values())
+    written = 2.5 * job.shape.layer_matrices / (job.cluster.gpu.memory_rate * 0.85)
+    assert four.layer_forward - lora.layer_forward == pytest.approx(written)
+    assert four.layer_backward - lora.layer_backward == pytest.approx(2 * written)
+
+
+def test_a_token_computes_with_the_experts_that_it_takes() -> None:
+    job = Job(named("mixtral-8x7b"), CLUSTERS["p5"], 8, micro_batch=8, recomputation="none")
+    assert job.shape.layer_matrices == 4096 * (2 * 4096 + 2 * 1024 + 2 * 3 * 14336 + 8)
+    # All eight are gathered.
+    alone = job.having(gpus=64, cluster=job.cluster.having(network_gbit=1))
+    dense = replace(alone, shape=replace(job.shape, experts=0, top_k=0))
+    ratio = step_time(alone).exposed_gathers / step_time(dense).exposed_gathers
+    assert ratio == pytest.approx(job.shape.parameters / dense.shape.parameters, rel=0.05)
+    # Expert-parallel ranks exchange two experts' inputs and outputs of each token, twice.
+    divided = step_time(job.having(expert=8))
+    tokens = 8 * 4096
+    group = RankGroup(8, 1, job.cluster, "nccl")
+    once = collective_seconds("all_gather", 2 * 2 * 2 * 4096 * tokens, group, values())
+    assert divided.tensor == pytest.approx(2 * 32 * once)
+
+
+def test_ranks_that_share_a_sequence_share_its_work() -> None:
+    job = Job(named("llama-2-7b"), CLUSTERS["p5"], 8, micro_batch=4, recomputation="none")
+    whole, shared = gpu_time(job, values()), gpu_time(job.having(ulysses=4), values())
+    assert whole.layer_forward / shared.layer_forward == pytest.approx(4, rel=0.1)
+    assert step_time(job.having(ulysses=4)).tensor > 0
+
+
+def test_zero_plus_plus_moves_fewer_bytes() -> None:
+    where = CLUSTERS["p5"].having(network_gbit=1)  # all is exposed
+    job = Job(named("llama-2-7b"), where, 64, Scheme(stage=3), recomputation="none")
+    plain, weights, near, gradients = (
+        step_time(job.having(**changes))
+        for changes in (
+            {},
+            {"quantized_weights": True},
+            {"hpz": 8},
+            {"quantized_gradients": True},
+        )
+    )
+    assert weights.exposed_gathers == pytest.approx(plain.exposed_gathers / 2, rel=0.05)
+    assert near.exposed_gathers == pytest.approx(plain.exposed_gathers / 2, rel=0.05)
+    assert gradients.exposed_reductions == pytest.approx(plain.exposed_reductions / 4, rel=0.05)
+
+
+def test_parameters_of_the_host_are_copied() -> None:
+    job = Job(named("llama-2-7b"), CLUSTERS["p5"], 1, Scheme(stage=3), recomputation="none")
+    moved = job.having(offload_param="cpu")
+    wire = 2 * 2 * 32 * job.shape.layer_parameters / values()["host.copy"]
+    hidden_or_not = step_time(moved).exposed_gathers + step_time(moved).hidden
+    assert hidden_or_not == pytest.approx(wire, rel=0.01)
+    slow = step_time(job.having(offload_param="nvme"))
+    assert slow.total > step_time(moved).total > step_time(job).total

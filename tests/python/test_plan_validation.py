@@ -22,7 +22,7 @@ ROWS = [e for errors in LEFT_OUT.values() for e in errors]
 
 
 def test_every_row_is_predicted_or_has_a_reason() -> None:
-    assert len(COVERED) + len(LEFT) == 298
+    assert len(COVERED) + len(LEFT) == 311
     assert len(COVERED) >= 265
     assert all(why for _, why in LEFT)
 
