@@ -11,7 +11,7 @@ from deepspeed_smddp.planning import PlanError, recommendation
 from deepspeed_smddp.planning.collective_time import RankGroup
 from deepspeed_smddp.planning.constants import INTERVAL
 from deepspeed_smddp.planning.memory_use import MemoryUse, Part, Verdict, memory_use
-from deepspeed_smddp.planning.step_time import StepTime, beyond, step_time
+from deepspeed_smddp.planning.step_time import StepTime, beyond, element_bytes, step_time
 from deepspeed_smddp.planning.training_job import Job
 
 
@@ -23,12 +23,14 @@ def host_bytes(job: Job) -> float:
     scheme, ranks = job.scheme, job.data_parallel * job.scheme.ulysses
     all_ranks = RankGroup(ranks, scheme.tensor, job.cluster, job.software.library)
     hosts, all_hosts = all_ranks._replace(ranks=job.shard_ranks).hosts, all_ranks.hosts
-    grads = job.software.gradient_bytes * job.trained_parameters * scheme.tensor
-    params = 2.0 * job.base_bits / 16 * job.rank_parameters * scheme.tensor
+    parameter, gradient = element_bytes(job)
+    grads = gradient * job.trained_parameters * scheme.tensor
+    params = parameter * job.rank_parameters * scheme.tensor
     if scheme.stage < 3:
         parts = grads + (params if scheme.stage else grads)
         return parts * (all_hosts - 1) / all_hosts
-    gathers = params * (1 if scheme.keep_gathered else 2)
+    again = not scheme.keep_gathered and scheme.hpz == 1  # hpz: inside a host at best
+    gathers = params * (2 if again else 1)
     inner = (gathers + grads) * job.accumulation * (hosts - 1) / hosts
     copies = all_hosts / hosts
     return inner + 2 * grads / hosts * (copies - 1) / copies

@@ -192,6 +192,9 @@ def _work(console: Console, plan: Planned, tokens: float) -> None:
         table.add_row("A host sends", f"{_gb(sent)} per step at least")
     if job.gpus > 1:
         table.add_row("smddp or NCCL", smddp_or_nccl(job))
+    if job.scheme.offload:
+        words = "of two publishers' steps, one's took three times the predicted"
+        table.add_row("Optimizer on the CPU", words)
     if beyond(job):
         words = "; ".join(beyond(job))
         table.add_row("Not compared", f"no published row has {words}: the range may be too narrow")

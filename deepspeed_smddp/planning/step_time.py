@@ -152,10 +152,7 @@ def _sharded(job: Job, gpu: GpuTime, c: Values) -> tuple[list[_Overlap], list[_O
     """ZeRO-3: a gather before every layer in both passes, a reduction after its backward pass."""
     scheme, shape = job.scheme, job.shape
     group = _group(job, job.shard_ranks)
-    # ZeRO++ gathers 8 bits and reduces 4; a frozen layer has its own width.
-    parameter = 1.0 if scheme.quantized_weights else job.software.parameter_bytes
-    parameter *= job.base_bits / 16
-    gradient = 0.5 if scheme.quantized_gradients else float(job.software.gradient_bytes)
+    parameter, gradient = element_bytes(job)
     layer = job.rank_layer_parameters
     outside = shape.embedding_parameters / scheme.tensor / scheme.pipeline
     trained = job.trained_parameters / job.rank_parameters
@@ -184,6 +181,17 @@ def _sharded(job: Job, gpu: GpuTime, c: Values) -> tuple[list[_Overlap], list[_O
         gathers.append(_scaled(backward, times * layers * part))
         reductions.append(_scaled(backward, times * layers * (1 - part)))
     return gathers, reductions
+
+
+def element_bytes(job: Job) -> tuple[float, float]:
+    """Of a parameter that ZeRO-3 gathers, and of a gradient that it reduces.
+
+    ZeRO++ gathers 8 bits and reduces 4; a frozen layer has its own width.
+    """
+    scheme, software = job.scheme, job.software
+    parameter = 1.0 if scheme.quantized_weights else float(software.parameter_bytes)
+    gradient = 0.5 if scheme.quantized_gradients else float(software.gradient_bytes)
+    return parameter * job.base_bits / 16, gradient
 
 
 def _copied(job: Job, nbytes: float, c: Values) -> float:

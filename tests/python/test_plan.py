@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from deepspeed_smddp.commands.main import app
 from deepspeed_smddp.config.parsing import parse_section
 from deepspeed_smddp.planning import training_job
-from deepspeed_smddp.planning.answer import smddp_or_nccl
+from deepspeed_smddp.planning.answer import host_bytes, smddp_or_nccl
 from deepspeed_smddp.planning.collective_time import RankGroup, collective_seconds
 from deepspeed_smddp.planning.constants import INTERVAL, values
 from deepspeed_smddp.planning.hardware import CLUSTERS, cluster
@@ -328,3 +328,13 @@ def test_parameters_of_the_host_are_copied() -> None:
     assert hidden_or_not == pytest.approx(wire, rel=0.01)
     slow = step_time(job.having(offload_param="nvme"))
     assert slow.total > step_time(moved).total > step_time(job).total
+
+
+def test_a_host_sends_a_layer_once_to_each_other_host() -> None:
+    job = Job(named("llama-2-7b"), CLUSTERS["p5"], 64, Scheme(stage=3), recomputation="none")
+    whole = 2 * job.shape.parameters * 7 / 8
+    assert host_bytes(job) == pytest.approx(3 * whole)  # two gathers and a reduction
+    assert host_bytes(job.having(hpz=8)) == pytest.approx(2 * whole)
+    assert host_bytes(job.having(quantized_weights=True)) == pytest.approx(2 * whole)
+    adapters = job.having(lora_rank=16)
+    assert host_bytes(adapters) == pytest.approx(2 * whole, rel=0.01)
