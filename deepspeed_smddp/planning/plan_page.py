@@ -262,6 +262,8 @@ def _recommendation(console: Console, answer: Answer) -> None:
         _say(console, f"Recommended: {gpus}, {describe(best.job)}")
     if best.job.recomputation == "full":
         _say(console, "(recomputation is the model's: model.gradient_checkpointing_enable())")
+    if best.job.scheme.degree and best.job.software.library == "smddp":
+        _say(console, "(sharding within some ranks is smddp's: DeepSpeed 0.19 has it no longer)")
     console.print(Text(json.dumps(ds_config(best.job), indent=2)), soft_wrap=True)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from deepspeed_smddp.planning import PlanError
 from deepspeed_smddp.planning.memory_use import fits
 from deepspeed_smddp.planning.step_time import step_time
-from deepspeed_smddp.planning.training_job import Buckets, Job
+from deepspeed_smddp.planning.training_job import Buckets, Job, Scheme, Software
 
 # Of two configurations that are so close, the simpler one: the model is not surer than that.
 TOLERANCE = 0.05
@@ -33,7 +33,8 @@ def candidates(job: Job) -> Iterator[Job]:
     samples = job.micro_batch * job.accumulation * job.data_parallel
     for tensor in _TENSOR:
         for degree in _degrees(job, tensor):
-            for library in _libraries(job):
+            # DeepSpeed itself no longer shards by degree: MiCS was removed in 0.19.
+            for library in ["smddp"] if degree else _libraries(job):
                 for recomputation in ("none", "full"):
                     for micro in _MICRO_BATCHES:
                         found = _settled(job, samples, tensor, degree, micro)
@@ -175,10 +176,13 @@ def _distance(asked: Job, other: Job) -> int:
 
 
 def ds_config(job: Job) -> dict[str, Any]:
-    """The config, ready to save as JSON; optimizer and learning rate are the user's to set."""
-    scheme = job.scheme
+    """The config, ready to save as JSON; learning rate and paths of NVMe are the user's to set.
+
+    ``training_job.of_config`` makes the same job of it.
+    """
+    scheme, software = job.scheme, job.software
     config: dict[str, Any] = {}
-    if job.software.library == "smddp":
+    if software.library == "smddp":
         config["comm_backend"] = "smddp"
         section: dict[str, Any] = {
             "allgather_bucket_size": "auto",
@@ -191,25 +195,86 @@ def ds_config(job: Job) -> dict[str, Any]:
         "train_batch_size": job.micro_batch * job.accumulation * job.data_parallel,
         "train_micro_batch_size_per_gpu": job.micro_batch,
         "gradient_accumulation_steps": job.accumulation,
-        ("fp16" if job.software.precision == "fp16" else "bf16"): {"enabled": True},
+        **_precision(software),
     }
-    if scheme.tensor > 1:
-        config["tensor_parallel"] = {"autotp_size": scheme.tensor}
+    if software.fused_optimizer:
+        config["optimizer"] = {"type": software.optimizer}
+        if software.momentum:
+            config["optimizer"]["params"] = {"momentum": 0.9}
+    for key, value in (
+        ("tensor_parallel", {"autotp_size": scheme.tensor} if scheme.tensor > 1 else None),
+        ("pipe_parallel_size", scheme.pipeline if scheme.pipeline > 1 else None),
+        ("sequence_parallel_size", scheme.ulysses if scheme.ulysses > 1 else None),
+        ("expert_parallel", {"autoep_size": scheme.expert} if scheme.expert > 1 else None),
+        ("data_types", {"grad_accum_dtype": "fp32"} if software.fp32_accumulation else None),
+        ("activation_checkpointing", _activations(scheme)),
+    ):
+        if value:
+            config[key] = value
+    config["zero_optimization"] = _zero(job)
+    return config
+
+
+def _precision(software: Software) -> dict[str, Any]:
+    if software.precision == "fp32":
+        return {"bf16": {"enabled": False}}
+    narrow = "fp16" if software.precision == "fp16" else "bf16"
+    section: dict[str, Any] = {"enabled": True}
+    if software.master_bytes == 2:
+        section[f"{narrow}_master_weights_and_grads"] = True
+    if software.state_bytes == 2:
+        section["bf16_optimizer_states"] = True
+    return {narrow: section}
+
+
+def _activations(scheme: Scheme) -> dict[str, bool]:
+    found = {
+        "partition_activations": scheme.partition_activations,
+        "cpu_checkpointing": scheme.offload_activations,
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def _zero(job: Job) -> dict[str, Any]:
+    scheme = job.scheme
     zero: dict[str, Any] = {
         "stage": scheme.stage,
-        "overlap_comm": True,
-        "contiguous_gradients": True,
+        "overlap_comm": scheme.stage == 3 or job.software.overlap_comm,
+        "contiguous_gradients": job.software.contiguous_gradients,
         "reduce_bucket_size": job.buckets.reduce,
     }
+    if job.buckets.sub_group != Buckets.sub_group:
+        zero["sub_group_size"] = job.buckets.sub_group
     if scheme.stage == 3:
         zero |= {
             "stage3_prefetch_bucket_size": job.buckets.prefetch,
             "stage3_param_persistence_threshold": job.buckets.persistence,
             "stage3_max_live_parameters": job.buckets.max_live,
         }
+        if job.buckets.max_reuse != Buckets.max_reuse:
+            zero["stage3_max_reuse_distance"] = job.buckets.max_reuse
         if scheme.degree and job.software.library != "smddp":
             zero["mics_shard_size"] = scheme.degree
+        zero |= {
+            key: value
+            for key, value in (
+                ("zero_hpz_partition_size", scheme.hpz),
+                ("zero_quantized_weights", scheme.quantized_weights),
+                ("zero_quantized_gradients", scheme.quantized_gradients),
+            )
+            if value > 1 or value is True
+        }
+    pages = {} if scheme.pin_memory else {"pin_memory": False}
     if scheme.offload:
-        zero["offload_optimizer"] = {"device": "cpu"}
-    config["zero_optimization"] = zero
-    return config
+        zero["offload_optimizer"] = {"device": "nvme" if scheme.nvme_optimizer else "cpu", **pages}
+        if scheme.offload_ratio < 1:
+            zero["offload_optimizer"]["ratio"] = scheme.offload_ratio
+        if scheme.optimizer_buffers != Scheme.optimizer_buffers:
+            zero["offload_optimizer"]["buffer_count"] = scheme.optimizer_buffers
+    if scheme.offload_param:
+        zero["offload_param"] = {"device": scheme.offload_param, **pages}
+        if scheme.param_buffers != Scheme.param_buffers:
+            zero["offload_param"] |= {"buffer_count": 1, "buffer_size": scheme.param_buffers}
+        if scheme.param_in_cpu != Scheme.param_in_cpu:
+            zero["offload_param"]["max_in_cpu"] = scheme.param_in_cpu
+    return zero

@@ -49,7 +49,8 @@ def test_the_page_of_llama_on_64_p4d() -> None:
         "Memory of a GPU",
         "together",
         "4,096",
-        "smddp or NCCL not known; measure with `smddp bench`",
+        "smddp or NCCL not known; the times are NCCL's; measure with `smddp bench`",
+        "sharding within some ranks is smddp's",
         "GPU hours",
         '"stage": 3',
         "2T tokens",
@@ -131,11 +132,12 @@ def test_wrong_configs(tmp_path: Path, text: str, sentence: str) -> None:
     assert sentence in " ".join(page.split())
 
 
-def test_the_recommended_config_is_valid() -> None:
-    best = recommended(llama(64))
+@pytest.mark.parametrize("gpus", [64, 512])
+def test_the_recommended_config_is_valid(gpus: int) -> None:
+    best = recommended(llama(gpus))
     assert best is not None
     config = ds_config(best)
-    assert "smddp" not in config
+    assert ("smddp" in config) == bool(best.scheme.degree)
     assert parse_section(ds_config(best.having(library="smddp"))["smddp"])
     # It plans to the same job.
     again = training_job.of_config(
@@ -144,15 +146,22 @@ def test_the_recommended_config_is_valid() -> None:
     assert again == best
 
 
+def libraries_of_whole_shards(job: Job) -> set[str]:
+    """Within some ranks only smddp shards."""
+    found = {(of.software.library, of.scheme.degree > 0) for of in candidates(job)}
+    assert {library for library, within in found if within} == {"smddp"}
+    return {library for library, within in found if not within}
+
+
 def test_no_library_is_preferred_without_a_measurement_of_both() -> None:
     job = llama(64)
-    assert {found.software.library for found in candidates(job)} == {"nccl"}
+    assert libraries_of_whole_shards(job) == {"nccl"}
     assert step_time(job) == step_time(job.having(library="smddp"))
     one = llama(64, cluster=job.cluster.having(measured_gbit={"smddp": 390.0}))
-    assert {found.software.library for found in candidates(one)} == {"nccl"}
+    assert libraries_of_whole_shards(one) == {"nccl"}
     assert smddp_or_nccl(one).startswith("not known")
     both = llama(64, cluster=job.cluster.having(measured_gbit={"smddp": 390.0, "nccl": 100.0}))
-    assert {found.software.library for found in candidates(both)} == {"nccl", "smddp"}
+    assert libraries_of_whole_shards(both) == {"nccl", "smddp"}
     assert step_time(both.having(library="smddp")).total < step_time(both).total
     assert "smddp 390, NCCL 100 Gbit/s" in smddp_or_nccl(both)
 
@@ -201,12 +210,14 @@ def test_one_card_needs_no_network() -> None:
     assert "with --network, several hosts are tried" in " ".join(page.split())
 
 
-def test_deepspeed_reads_the_recommended_config() -> None:
-    runtime = pytest.importorskip("deepspeed.runtime.zero.config")
-    best = recommended(llama(64))
+@pytest.mark.parametrize("gpus", [64, 512])
+def test_deepspeed_reads_the_recommended_config(gpus: int) -> None:
+    runtime = pytest.importorskip("deepspeed.runtime.config")
+    best = recommended(llama(gpus))
     assert best is not None
-    zero = runtime.DeepSpeedZeroConfig(**ds_config(best)["zero_optimization"])
-    assert zero.prefetch_bucket_size == best.buckets.prefetch
+    config = ds_config(best) | {"train_batch_size": None, "gradient_accumulation_steps": None}
+    read = runtime.DeepSpeedConfig(config)
+    assert read.zero_config.prefetch_bucket_size == best.buckets.prefetch
 
 
 def test_the_recommended_is_the_fastest_that_fits() -> None:

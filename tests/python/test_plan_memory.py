@@ -24,6 +24,7 @@ from deepspeed_smddp.planning.memory_use import (
     score_bytes,
     selected_bytes,
 )
+from deepspeed_smddp.planning.recommendation import ds_config
 from deepspeed_smddp.planning.training_job import Job, Scheme, of_config
 from harness import modules
 
@@ -477,6 +478,12 @@ def test_a_modelled_key_changes_the_plan(key):
     before = of_config(shape, cluster, 8, config(beside))
     after = of_config(shape, cluster, 8, config(beside | {key: value}))
     assert after != before
+    # And what the planner writes of it says it again.
+    # Settings of an offload that is off are not written.
+    off = ("pin_memory", "param_buffers", "param_in_cpu", "optimizer_buffers")
+    same = {name: getattr(Scheme, name) for name in off} if "offload" in key else {}
+    written = of_config(shape, cluster, 8, ds_config(after))
+    assert written.having(**same) == after.having(**same)
 
 
 def test_keys_that_are_not_considered_are_named():
