@@ -4,7 +4,7 @@ The contract: 16-bit floats are widened to fp32; the ranks of one host are summe
 sum of a host is rounded to the tensor's type once, when it travels to another host, and not at all
 on the host that owns the result; the hosts' sums are added in the order of the hosts; the result is
 rounded once. An average divides by the number of ranks before that last rounding. With
-SMDDP_REDUCE_PRECISION=fp32 the sums of hosts travel unrounded.
+SMDDP_REDUCE_PRECISION=fp32, and in a small AllReduce, the sums of hosts travel unrounded.
 """
 
 from __future__ import annotations
@@ -85,9 +85,12 @@ def _repeat(values: torch.Tensor, numel: int) -> torch.Tensor:
 
 
 def reduced(
-    inputs: Sequence[torch.Tensor], layout: str, operation: str, owner: int
+    inputs: Sequence[torch.Tensor], layout: str, operation: str, owner: int | None
 ) -> torch.Tensor:
-    """The reduction of all ranks' tensors, as computed on the host of rank ``owner``."""
+    """The reduction of all ranks' tensors, as computed on the host of rank ``owner``.
+
+    None: in the one exchange of a small AllReduce.
+    """
     dtype = inputs[0].dtype
     on_torch, on_numpy = _FOLD[operation]
     if dtype not in FLOATING:
@@ -97,7 +100,7 @@ def reduced(
             total = on_numpy(total, value)
         return torch.from_numpy(np.ascontiguousarray(total)).clone()
     wide = torch.float32 if dtype in HALF else dtype
-    unrounded = os.environ.get("SMDDP_REDUCE_PRECISION") == "fp32"
+    unrounded = owner is None or os.environ.get("SMDDP_REDUCE_PRECISION") == "fp32"
     sums = []
     for ranks in layouts.hosts(layout):
         part = inputs[ranks[0]].to(wide)
