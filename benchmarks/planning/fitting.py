@@ -125,6 +125,10 @@ def identified(jobs: Covered) -> dict[str, tuple[float, float]]:
             for factor in FACTORS
         ]
 
+        if tried[0] == tried[-1]:  # no row depends on it
+            found[name] = FACTORS[0], FACTORS[-1]
+            continue
+
         def best(names: Sequence[str], tried: Sequence[Errors] = tried) -> float:
             costs = [errors.cost(names, errors.fit(names)) for errors in tried]
             return FACTORS[costs.index(min(costs))]
