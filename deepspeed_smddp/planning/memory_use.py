@@ -227,8 +227,12 @@ class _Count:
         on_gpu = 1.0 - (self.scheme.offload_ratio if self.scheme.offload else 0.0)
         if not on_gpu:
             why = "on the host" if not self.scheme.nvme_optimizer else "on NVMe"
-        size = each * on_gpu * (self.shard if self.scheme.stage else self.trained)
-        return Part(size, size, why)
+        low = each
+        if self.software.framework == "megatron" and self.scheme.stage:
+            # store_param_remainders of apex's and Transformer Engine's Adam, NeMo's default.
+            low, why = each - 2.0, why + ", 2 of them only with store_param_remainders"
+        size = on_gpu * (self.shard if self.scheme.stage else self.trained)
+        return Part(low * size, each * size, why)
 
     # ---- what is whole for a while
 

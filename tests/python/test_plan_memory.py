@@ -30,6 +30,7 @@ from harness import modules
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
+N = 6738415616  # parameters of Llama 2 7B
 SMALL = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 211}
 CONFIGS = [
     transformers.LlamaConfig(**SMALL, num_key_value_heads=2, intermediate_size=176),
@@ -140,6 +141,18 @@ def test_a_layer_s_activations_by_hand(name, fused, plain):
     assert layer_activation_bytes(shape, 3, plain=True) == 3 * plain
 
 
+def test_megatron_s_states_by_hand():
+    # docs/.../dist_optimizer.md: bf16 with gradients in fp32, 18, and 6 + 12 / d divided; at least
+    # gradients in 16 bits, and remainders in 2 bytes in place of weights in 4.
+    shape, cluster = model_shape.named("llama-2-7b"), hardware.cluster("p4de")
+    names = ("parameters", "gradients", "optimizer")
+    for stage, low, high in ((0, 2 + 2 + 12, 18), (1, 4 + 10 / 8, 6 + 12 / 8)):
+        job = Job(shape, cluster, 8, Scheme(stage=stage)).having(framework="megatron")
+        parts = [memory_use(job).parts[name] for name in names]
+        assert sum(part.low for part in parts) == low * N
+        assert sum(part.high for part in parts) == high * N
+
+
 def test_torchtitan_s_selective_recomputation_by_hand():
     # Llama 3 8B: the input, wq, wv, the attention's output, w1 and w2 of 7 products.
     by_hand = 2 * (4096 + 4096 + 1024 + 4096 + 14336 + 4096) + 4 * 32
@@ -236,10 +249,6 @@ def planned(**zero):
 def of(recomputation="full", **config):
     shape, cluster = model_shape.named("llama-2-7b"), hardware.cluster("p4de")
     return of_config(shape, cluster, 8, config, recomputation=recomputation)
-
-
-N = 6738415616  # parameters of Llama 2 7B
-MATRIX = 32000 * 4096  # the largest: the embedding
 
 
 def part(job, name):
