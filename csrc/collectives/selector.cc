@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 
+#include "common/processor.h"
 #include "intranode/outbox.h"
 #include "kernels/reduce.h"
 #include "transport/transport.h"
@@ -20,10 +21,16 @@ constexpr size_t kManyHostsStagingBytes = 16 << 20;
 constexpr size_t kLongFlow = 256 << 10;
 constexpr size_t kSmallestFragment = 64 << 10;
 constexpr double kLatenciesPerStep = 16;
-// On a slow network a rank waits longer for its processor than for the wire: the least bytes of a step, and of
-// the reach of a host's ranks together.
-constexpr size_t kSmallestStep = 256 << 10;
-constexpr double kSmallestReach = 32 << 10;
+// On a slow network a rank waits longer for its processor than for the wire. So the least bytes of a step, and of
+// the reach of a host's ranks together, are those of 10 Gbit/s.
+constexpr NetworkModel kTenGigabit{};
+constexpr size_t at_ten_gigabit(double ns) {
+  return std::bit_floor(static_cast<size_t>(ns * kTenGigabit.bytes_per_ns));
+}
+constexpr size_t kSmallestStep = at_ten_gigabit(kLatenciesPerStep * kTenGigabit.latency_ns);
+constexpr size_t kSmallestReach =
+    at_ten_gigabit(kTenGigabit.latency_ns + 2 * kTenGigabit.overhead_ns);
+static_assert(kSmallestStep == 256 << 10 && kSmallestReach == 32 << 10);
 // Copying out of a slot into the output, into a message or out of it, by one core.
 constexpr double kCopyBytesPerNs = 5;
 // Headers of a message: this library's, the provider's and those of TCP/IP, with the acknowledgement's
@@ -38,13 +45,13 @@ constexpr size_t kSavesMessages = 64 << 10;
 constexpr size_t kWholeBytes = intranode::kSlotBytes;
 constexpr size_t kWholeFromAll = 64 << 10;
 // Smaller chunks cost more processor time than they save; larger ones do not fit a send buffer.
-constexpr size_t kSmallestChunk = 16 << 10;
-constexpr size_t kLargestChunk = 128 << 10;
+constexpr size_t kSmallestChunk = transport::kEagerPayload;
+constexpr size_t kLargestChunk = transport::kMaxPayload;
 // On a network that is faster than the model says, a shorter window or reach would leave the link idle.
 constexpr size_t kLeastWindow = 256 << 10;
 // What a network carries in a message's processor time, for the choice of a chunk, at the least: that of
 // 10 Gbit/s. On slower networks the formula asks for chunks that cost processor time and save nothing.
-constexpr double kLeastInOverhead = 5000;
+constexpr double kLeastInOverhead = kTenGigabit.overhead_ns * kTenGigabit.bytes_per_ns;
 
 size_t bound(size_t limit, size_t bucket, int ranks) {
   if (bucket == 0) return limit;
@@ -172,8 +179,8 @@ size_t bound_by_staging(size_t limit, const Shape& shape) {
 
 // Whole elements; whole cache lines if there is more than one fragment.
 size_t whole_elements(size_t limit, const Query& query) {
-  size_t grain = limit >= 64 && limit < query.block_bytes ? std::max<size_t>(64, query.element_size)
-                                                          : query.element_size;
+  bool lines = limit >= kCacheLine && limit < query.block_bytes;
+  size_t grain = lines ? std::max(kCacheLine, query.element_size) : query.element_size;
   return std::max(query.element_size, limit / grain * grain);
 }
 
@@ -196,7 +203,7 @@ Plan plan_of_one_block(const Query& query, const Shape& shape) {
 size_t reach_after(double latencies, size_t more, const Shape& shape) {
   const NetworkModel& network = shape.network;
   double ns = latencies * network.latency_ns + 2 * network.overhead_ns;
-  double of_host = std::max(kSmallestReach, ns * network.bytes_per_ns);
+  double of_host = std::max(static_cast<double>(kSmallestReach), ns * network.bytes_per_ns);
   auto bytes = static_cast<size_t>(of_host / per_host(shape));
   return std::min(bytes + more, receive_budget_bytes(shape));
 }

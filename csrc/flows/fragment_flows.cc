@@ -12,7 +12,7 @@ namespace {
 // Offsets stay multiples of it, so that every element type lies whole in a message.
 constexpr size_t kGrain = 64;
 // Fewer written bytes are not worth a message while more are sent.
-constexpr size_t kLeastTold = 128 << 10;
+constexpr size_t kLeastTold = transport::kMaxPayload;
 // Nor more than so many coded ones, which the target decodes while others are under way.
 constexpr size_t kMostCoded = 256 << 10;
 
@@ -20,6 +20,8 @@ constexpr size_t payload_of(size_t message) {
   return (message - sizeof(wire::Header)) / kGrain * kGrain;
 }
 static_assert(payload_of(transport::kEagerMessage) == transport::kEagerPayload);
+// A chunk is coded as one piece.
+static_assert(coding::kPieceBytes == transport::kMaxPayload);
 // A buffer has space for a coded message.
 static_assert(coding::most_coded(transport::kEagerPayload) <=
               transport::kEagerMessage - sizeof(wire::Header));

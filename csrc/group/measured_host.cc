@@ -10,6 +10,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "intranode/outbox.h"
 
 namespace smddp {
 namespace {
@@ -20,11 +21,10 @@ namespace {
 struct Tried {
   size_t bytes, from;
 };
-constexpr size_t kLargest = 2 << 20;
-constexpr Tried kTried[] = {{kLargest, 512 << 10}, {128 << 10, 64 << 10}};
+constexpr size_t kLargest = 2 << 20, kLeast = 128 << 10, kTwoSlots = 2 * intranode::kSlotBytes;
+constexpr Tried kTried[] = {{kLargest, 512 << 10}, {kLeast, kTwoSlots}};
 // Of all ranks' blocks together, so that the answer takes no longer on a host of many ranks.
 constexpr size_t kTogether = 16 << 20;
-constexpr size_t kLeast = 128 << 10;
 constexpr int kTurns = 3;
 // The ranks of a host that take so long share cores: what they would find is who had one.
 constexpr double kTooLongNs = 10e6;
@@ -137,7 +137,7 @@ Result<ReadsFrom> measure_host(Engine& engine, Group& group,
   return found;
 }
 
-ReadsFrom usual_reads() { return {64 << 10, 64 << 10}; }
+ReadsFrom usual_reads() { return {kTwoSlots, kTwoSlots}; }
 
 // The numbers are powers of two, or SIZE_MAX.
 uint64_t word_of(const ReadsFrom& reads) {

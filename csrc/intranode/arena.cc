@@ -11,11 +11,11 @@
 
 #include "common/align.h"
 #include "common/env.h"
+#include "common/processor.h"
 
 namespace smddp::intranode {
 namespace {
 
-constexpr size_t kLine = 64;
 constexpr size_t kHugePage = 2 << 20;
 
 // The arena refuses requests that are larger than the host's memory. The kernel would grant them, as
@@ -87,7 +87,7 @@ std::byte* Arena::allocate(size_t bytes) {
   if (inert_) return nullptr;
   std::byte* address = nullptr;
   if (table_.fd && bytes <= kMost) {
-    size_t align = bytes < kPage ? kLine : kPage;
+    size_t align = bytes < kPage ? kCacheLine : kPage;
     size_t size = align_up(std::max<size_t>(bytes, 1), align);
     address = carve(size, align);
     if (address == nullptr && grow(size)) address = carve(size, align);

@@ -36,11 +36,6 @@ std::string host_key(const std::string& host) {
 
 size_t parts_of(size_t ranks) { return (ranks + kRanksPerPart - 1) / kRanksPerPart; }
 
-// The more ranks, the more look at one store.
-std::chrono::milliseconds longest_pause_of(int ranks) {
-  return std::max(std::chrono::milliseconds(50), std::chrono::milliseconds(ranks / 4));
-}
-
 // Of a text, which may be empty: some stores keep no empty value.
 Blob value_of(const std::string& text) {
   Blob value(1 + text.size(), 1);
@@ -263,7 +258,7 @@ Result<InfoExchange::Blobs> InfoExchange::take_handed(const std::string& topic,
 // By looks with pauses between them, as Store::get() looks at no process.
 Status InfoExchange::wait_for(const Awaited& awaited) {
   const uint64_t until = now_ns() + options_.timeout_ns;
-  const auto longest = longest_pause_of(ranks_);
+  const auto longest = longest_pause_of(static_cast<size_t>(ranks_));
   const auto every = std::max<uint64_t>(kStoreLookNs, std::chrono::nanoseconds(longest).count());
   uint64_t next = now_ns() + every;
   Pause pause(longest);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <thread>
@@ -72,6 +73,10 @@ class Pause {
   const std::chrono::milliseconds longest_;
   std::chrono::milliseconds next_{1};
 };
+// While so many ranks wait for one another: the more, the more look at one store.
+inline std::chrono::milliseconds longest_pause_of(size_t ranks) {
+  return std::max(std::chrono::milliseconds(50), std::chrono::milliseconds(ranks / 4));
+}
 
 // Where a rank publishes its value of a topic.
 std::string key_of(const std::string& topic, int rank);

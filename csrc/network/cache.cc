@@ -41,8 +41,12 @@ std::string digest_of(const std::string& text) {
 
 // What model_of() may give: its bounds, rounded.
 bool measurable(const NetworkModel& model) {
-  return model.latency_ns >= 1e3 && model.latency_ns <= 10e6 && model.overhead_ns >= 99 &&
-         model.overhead_ns <= 51e3 && model.bytes_per_ns >= 1e-3 && model.bytes_per_ns <= 1e3;
+  auto within = [&](double NetworkModel::* number) {
+    return model.*number >= 0.99 * kLeastMeasured.*number &&
+           model.*number <= 1.01 * kMostMeasured.*number;
+  };
+  return within(&NetworkModel::latency_ns) && within(&NetworkModel::overhead_ns) &&
+         within(&NetworkModel::bytes_per_ns);
 }
 
 std::string contents(const std::string& path) {

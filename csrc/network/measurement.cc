@@ -146,11 +146,14 @@ NetworkModel model_of(const Timings& timings) {
   double overhead = timings.each_ns / std::max(1.0, timings.messages);
   if (timings.each_ns * kPairExchanges < 1.5 * timings.one_ns)
     overhead = std::min(overhead, usual.overhead_ns);
-  overhead = std::clamp(std::min(overhead, timings.one_ns / 2), 100.0, 50e3);
-  double latency = std::clamp(timings.one_ns - 2 * overhead, 1e3, 10e6);
+  auto bounded = [](double value, double NetworkModel::* number) {
+    return std::clamp(value, kLeastMeasured.*number, kMostMeasured.*number);
+  };
+  overhead = bounded(std::min(overhead, timings.one_ns / 2), &NetworkModel::overhead_ns);
+  double latency = bounded(timings.one_ns - 2 * overhead, &NetworkModel::latency_ns);
   double transfer = std::max(timings.bytes_ns - timings.one_ns, timings.bytes_ns / 2);
   double rate = timings.bytes / std::max(1.0, transfer);
-  return {latency, overhead, std::clamp(rate, 1e-3, 1e3)};
+  return {latency, overhead, bounded(rate, &NetworkModel::bytes_per_ns)};
 }
 
 }  // namespace smddp

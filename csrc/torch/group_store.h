@@ -65,16 +65,14 @@ class StoreAdapter final : public Store {
 
  private:
   using Clock = std::chrono::steady_clock;
-  using Milliseconds = std::chrono::milliseconds;
-  static constexpr Milliseconds kLongestPause{50};
   static constexpr std::ptrdiff_t kPart = 64;
 
   // By looks with pauses between them: a wait() of c10d that ends at a short deadline, to look for `stop`,
   // writes a warning each time. Looks for all keys at once, then for kPart at a time, as each look sends
-  // its keys; the more keys, the more ranks look, and the longer they pause.
+  // its keys; as many ranks look as there are keys.
   Status wait(const std::vector<std::string>& keys, const std::string& stop) {
     auto until = Clock::now() + timeout_;
-    Pause pause(std::max(kLongestPause, Milliseconds(keys.size() / 4)));
+    Pause pause(longest_pause_of(keys.size()));
     auto first = keys.begin(), last = keys.end();
     while (first != keys.end()) {
       bool found = false;

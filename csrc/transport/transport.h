@@ -32,8 +32,9 @@ constexpr size_t message_of(size_t payload) {
 inline constexpr size_t kEagerPayload = 16 << 10;
 inline constexpr size_t kEagerMessage = message_of(kEagerPayload);
 
-// The largest message of all, with its header.
-inline constexpr size_t kMaxMessage = message_of(128 << 10);
+// The largest message of all, with its header, and its payload.
+inline constexpr size_t kMaxPayload = 128 << 10;
+inline constexpr size_t kMaxMessage = message_of(kMaxPayload);
 
 // Where a message is written before it is sent.
 struct MessageBuffer {
