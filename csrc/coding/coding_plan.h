@@ -64,6 +64,7 @@ SMDDP_BOTH bool read_parts(const std::byte* from, size_t coded, size_t bytes, Pa
 }
 
 // A block's window rests on so many elements at equal distances. An odd distance meets all columns of a matrix.
+// Not measured: fewer, which take less time, and more.
 inline constexpr size_t kSamples = 128;
 SMDDP_BOTH size_t sample_step(size_t groups, size_t size) {
   return (groups * kGroup / kSamples - 1) * size;

@@ -3,6 +3,7 @@
 namespace smddp {
 namespace {
 
+// Between two looks at the network: some 50 us of copying. Not measured.
 constexpr size_t kCopyStep = 256 << 10;
 
 }  // namespace

@@ -30,9 +30,11 @@ namespace {
 using intranode::Piece;
 
 // Between hosts a pass pushes, and sums, at most this many pieces before it looks at the network again: the
-// network idles while a rank sums all that its local peers have pushed.
+// network idles while a rank sums all that its local peers have pushed. 64 MiB on 2 x 2 took 288 ms for 296 (2026-11-22,
+// AMD EPYC). Not measured: other numbers.
 constexpr int kPiecesPerPass = 4;
-// For smaller pieces a copy into the slot costs less than the wait for the readers of this rank's memory.
+// For smaller pieces a copy into the slot costs less than the wait for the readers of this rank's memory. Not measured:
+// the size.
 constexpr size_t kSharedPiece = 8 << 10;
 
 struct BlockPiece {

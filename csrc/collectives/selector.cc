@@ -12,14 +12,17 @@
 namespace smddp {
 namespace {
 
+// 512 KiB took 36 us through slots and 67 in place; from here on in place wins (2026-11-22, AMD EPYC).
 constexpr size_t kSharedAllReduce = 1 << 20;
 // Partial sums of other hosts wait at the owner until all have arrived, and partial sums for other hosts
 // wait until they are sent. This bounds that memory, per fragment.
 constexpr size_t kStagingBytes = 4 << 20;
-// With many hosts more memory is worth it, as long as it makes flows longer than a few messages.
+// With many hosts more memory is worth it, as long as it makes flows longer than a few messages: simulated
+// (docs/dev/scale.md). Not measured: the least bytes of a flow.
 constexpr size_t kManyHostsStagingBytes = 16 << 20;
 constexpr size_t kLongFlow = 256 << 10;
 constexpr size_t kSmallestFragment = 64 << 10;
+// 256 KiB by the usual model. Steps of 512 KiB took 1.14 times as long on 4 x 1 (2026-11-22, AMD EPYC).
 constexpr double kLatenciesPerStep = 16;
 // On a slow network a rank waits longer for its processor than for the wire. So the least bytes of a step, and of
 // the reach of a host's ranks together, are those of 10 Gbit/s.
@@ -31,23 +34,28 @@ constexpr size_t kSmallestStep = at_ten_gigabit(kLatenciesPerStep * kTenGigabit.
 constexpr size_t kSmallestReach =
     at_ten_gigabit(kTenGigabit.latency_ns + 2 * kTenGigabit.overhead_ns);
 static_assert(kSmallestStep == 256 << 10 && kSmallestReach == 32 << 10);
-// Copying out of a slot into the output, into a message or out of it, by one core.
+// Copying out of a slot into the output, into a message or out of it, by one core. Not measured by itself; the choices
+// that follow from it are (2026-11-26-forced-patterns, AMD EPYC).
 constexpr double kCopyBytesPerNs = 5;
 // Headers of a message: this library's, the provider's and those of TCP/IP, with the acknowledgement's
-// share.
+// share. Counted at the interface (2026-11-22).
 constexpr double kHeaderBytes = 256;
 // A pattern may be taken because it saves messages only if a host's shards together are at most so large.
 // Such a pattern copies what it sends. Larger shards are sent faster from where they are, and they take
-// several messages with a header each in any pattern.
+// several messages with a header each in any pattern. On 8 x 4 joint lost at this size, and won at half of it
+// (2026-11-22-patterns, AMD EPYC).
 constexpr size_t kSavesMessages = 64 << 10;
 // An AllReduce in one exchange saves a wait, but each rank reads all that the others push. So a rank's
-// vector fits a slot, and a rank reads no more from all others than it copies in the time of that wait.
+// vector fits a slot, and a rank reads no more from all others than it copies in the time of that wait. With two ranks a
+// full slot took 5.4 us for 6.7 (2026-11-21, AMD EPYC). Not measured: more ranks.
 constexpr size_t kWholeBytes = intranode::kSlotBytes;
 constexpr size_t kWholeFromAll = 64 << 10;
-// Smaller chunks cost more processor time than they save; larger ones do not fit a send buffer.
+// Smaller chunks cost more processor time than they save: chunks as small as a message already took some per cent longer
+// on 4 x 1 (2026-11-25, AMD EPYC). Larger ones do not fit a send buffer.
 constexpr size_t kSmallestChunk = transport::kEagerPayload;
 constexpr size_t kLargestChunk = transport::kMaxPayload;
-// On a network that is faster than the model says, a shorter window or reach would leave the link idle.
+// On a network that is faster than the model says, a shorter window or reach would leave the link idle. Simulated, with
+// four NICs: docs/dev/scale.md.
 constexpr size_t kLeastWindow = 256 << 10;
 // What a network carries in a message's processor time, for the choice of a chunk, at the least: that of
 // 10 Gbit/s. On slower networks the formula asks for chunks that cost processor time and save nothing.
@@ -249,7 +257,8 @@ Plan select(const Query& query, const Shape& shape, const Tuning& tuning) {
 
 // What the host's NICs carry in a millisecond, at least 1 MiB (the least that a port of a common switch
 // keeps), divided among the host's ranks. A rank's part is at least what arrives while the rank waits for a
-// processor.
+// processor. With 384 KiB AllGathers of 16 MiB took 3 % longer on 4 x 1 (2026-11-21, AMD EPYC). Not measured: the least of a
+// rank.
 size_t receive_budget_bytes(const Shape& shape) {
   auto host = std::max<size_t>(1 << 20, static_cast<size_t>(shape.network.bytes_per_ns * 1e6));
   size_t ranks = static_cast<size_t>(std::max(1, shape.ranks / std::max(1, shape.nodes)));

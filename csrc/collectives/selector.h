@@ -91,7 +91,8 @@ size_t send_window_bytes(const Shape& shape, size_t chunk_bytes, size_t rails);
 // Inside a host: true if a fragment is read straight from the peers' memory instead of through slots. It
 // is not if the network sets the pace: slots keep up with the network, in smaller pieces.
 bool read_directly(Collective collective, size_t fragment_bytes, const Shape& shape);
-// The largest piece that is read straight from a peer's memory.
+// The largest piece that is read straight from a peer's memory: of a larger one, no byte is passed on before all are
+// read. Not measured.
 inline constexpr size_t kDirectPiece = 1 << 20;
 
 // Inside a host: true if memory that the ranks share is read where it lies. It is not in an AllReduce of

@@ -52,6 +52,7 @@ class StagingPool {
 
  private:
   friend struct ReturnToPool;
+  // Not measured: it bounds what a process keeps.
   static constexpr size_t kIdleBytes = 64 << 20;
 
   void give_back(std::byte* data, size_t size) noexcept {

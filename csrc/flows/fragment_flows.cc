@@ -11,9 +11,9 @@ namespace {
 
 // Offsets stay multiples of it, so that every element type lies whole in a message.
 constexpr size_t kGrain = 64;
-// Fewer written bytes are not worth a message while more are sent.
+// Fewer written bytes are not worth a message while more are sent. Not measured.
 constexpr size_t kLeastTold = transport::kMaxPayload;
-// Nor more than so many coded ones, which the target decodes while others are under way.
+// Nor more than so many coded ones, which the target decodes while others are under way. Not measured.
 constexpr size_t kMostCoded = 256 << 10;
 
 constexpr size_t payload_of(size_t message) {
@@ -365,7 +365,7 @@ bool FragmentFlows::progress_matters(const SendFlow& send) const {
 
 // A flow that goes on tells each quarter of what the target allows, and each eighth of what is left, so that
 // the target passes bytes on and allows more while further ones are under way. A flow that waits tells all:
-// what it waits for may depend on these bytes.
+// what it waits for may depend on these bytes. Not measured: other parts than these.
 void FragmentFlows::tell_written(SendFlow& send, bool waits) {
   size_t written =
       remote_.transport().facts().ordered ? send.sent : send.chunks.completed(send.sent);

@@ -37,6 +37,7 @@ class ObservedRates {
   // waited for a core, or for their sender.
   static constexpr uint64_t kLeastBytes = 1 << 20, kLeastNs = 2'000'000;
   static constexpr int kFlows = 16;
+  // Not measured: the less, the sooner a model that holds is measured again.
   static constexpr double kFaster = 2, kSlower = 4;
 
   double fastest_ = 0;

@@ -16,7 +16,7 @@
 
 namespace smddp {
 
-// READYs leave this many steps before their flows: they queue behind a step's data on the way.
+// READYs leave this many steps before their flows: they queue behind a step's data on the way. Not measured.
 inline constexpr int kStepsAhead = 2;
 
 class StepOrder {

@@ -10,7 +10,7 @@ namespace smddp {
 namespace {
 
 // How long the thread sleeps between two reads of a flag that a stream sets; the longer it waits, the longer
-// it sleeps.
+// it sleeps. Not measured.
 constexpr uint64_t kShortestNapNs = 20'000, kLongestNapNs = 500'000;
 
 }  // namespace

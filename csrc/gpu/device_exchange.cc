@@ -8,10 +8,10 @@ namespace smddp {
 namespace {
 
 // Bytes of a chunk, with the parts of all ranks. With three chunks, one copy out, one copy in and the start
-// of a collective are hidden behind the transfer.
+// of a collective are hidden behind the transfer. Not measured.
 constexpr size_t kChunkBytes = 4 << 20;
 // The least bytes of one rank in a chunk, as with many ranks the parts would be smaller: a message costs
-// more than these bytes.
+// more than these bytes. Not measured.
 constexpr size_t kLeastSlot = 64 << 10;
 // Slots begin at cache lines and hold whole elements.
 constexpr size_t kGrain = 256;

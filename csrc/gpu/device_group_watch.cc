@@ -8,6 +8,7 @@
 namespace smddp {
 namespace {
 
+// Between two looks at what is under way. Not measured.
 constexpr auto kLook = std::chrono::milliseconds(2);
 // Of three ranks, one may have finished and ended while the second still reads the third's memory.
 constexpr uint64_t kLostGraceNs = 5'000'000'000;

@@ -8,7 +8,7 @@ namespace smddp {
 namespace {
 
 // The next level of a collective begins once so many bytes have come along the rail, or are summed for it; each part
-// costs some flags and commands. A kernel sums no less than kLeastSum of a block only to make parts.
+// costs some flags and commands. A kernel sums no less than kLeastSum of a block only to make parts. Not measured.
 constexpr size_t kLeastPart = 4 << 20, kPartGrain = 256, kLeastSum = 256 << 10;
 
 // Of several hosts. What the ranks of one rail do then is what all ranks do.

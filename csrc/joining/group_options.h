@@ -26,7 +26,8 @@ struct GroupOptions {
   // Which operations the user sends to other backends, as a text that all ranks must have alike.
   std::string routes = {};
   // In a group of at most so many, each rank reads what every rank has published. No setting of the user: both
-  // ways lead to the same group. Tests set it, to make small groups as large ones are made.
+  // ways lead to the same group. Tests set it, to make small groups as large ones are made. Not measured: from 64 ranks on
+  // the other way asks less of the store (docs/dev/scale.md).
   int few_ranks = 32;
   bool whole_job = false;  // of all ranks: later groups reuse what they tell of their processes
   // Of the network between hosts, instead of what SMDDP_DEBUG=curve says.

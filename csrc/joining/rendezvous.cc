@@ -9,7 +9,7 @@ namespace smddp {
 namespace {
 
 // How often a rank looks whether it is answered, and rank 0 whether a number has changed. The more
-// ranks, the more look at one store.
+// ranks, the more look at one store. Not measured.
 constexpr std::chrono::milliseconds kLastPause{50}, kReread{100};
 constexpr size_t kNumberBytes = 8;
 constexpr const char* kNoStop = "never";

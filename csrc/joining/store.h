@@ -73,7 +73,7 @@ class Pause {
   const std::chrono::milliseconds longest_;
   std::chrono::milliseconds next_{1};
 };
-// While so many ranks wait for one another: the more, the more look at one store.
+// While so many ranks wait for one another: the more, the more look at one store. Not measured.
 inline std::chrono::milliseconds longest_pause_of(size_t ranks) {
   return std::max(std::chrono::milliseconds(50), std::chrono::milliseconds(ranks / 4));
 }

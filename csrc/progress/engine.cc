@@ -22,9 +22,10 @@ constexpr uint64_t kInFlightNs = 1'000'000'000, kLeaveNs = 5'000'000'000, kFlush
 constexpr std::chrono::microseconds kInFlightLook(100);
 // Between two looks at a network from which no thread awaits anything.
 constexpr std::chrono::milliseconds kIdleLook(50);
-// While something moves, groups check for late or dead ranks once in this many passes.
+// While something moves, groups check for late or dead ranks once in this many passes: a look at the clock takes
+// 50 ns, a call of 1 KiB inside a host 600 (2026-11-22, AMD EPYC). Not measured: other numbers.
 constexpr uint32_t kPassesPerWatch = 1024;
-// A driver that yields to a thread that waits for the lock yields at most so often.
+// A driver that yields to a thread that waits for the lock yields at most so often. Not measured.
 constexpr int kYieldsToContenders = 64;
 
 }  // namespace

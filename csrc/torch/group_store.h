@@ -69,7 +69,7 @@ class StoreAdapter final : public Store {
 
   // By looks with pauses between them: a wait() of c10d that ends at a short deadline, to look for `stop`,
   // writes a warning each time. Looks for all keys at once, then for kPart at a time, as each look sends
-  // its keys; as many ranks look as there are keys.
+  // its keys; as many ranks look as there are keys. Not measured: other parts.
   Status wait(const std::vector<std::string>& keys, const std::string& stop) {
     auto until = Clock::now() + timeout_;
     Pause pause(longest_pause_of(keys.size()));

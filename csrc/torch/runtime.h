@@ -14,7 +14,9 @@ enum class FallbackMode { kWarn, kSilent, kError };
 struct Settings {
   Tuning tuning;
   FallbackMode fallback = FallbackMode::kWarn;
-  int max_sms = 9;  // multiprocessors that one sum on a GPU occupies at most
+  // Multiprocessors that one sum on a GPU occupies at most. 9 read and write 1 TB/s of an H200, 32 three times as much
+  // (2026-11-27-gpu-h200).
+  int max_sms = 9;
   uint64_t silence_ns = 30'000'000'000ull;  // Group::Options::silence_ns
   RouteTable routes;                        // of groups made from now on
   bool reduce_on_cpu = false;   // the CPU sums tensors on a GPU: no multiprocessor is used

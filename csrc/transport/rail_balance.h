@@ -17,9 +17,9 @@ namespace smddp {
 
 class RailBalance {
  public:
-  // If a rail, being slow, falls further behind than this, it makes up for this much only.
+  // If a rail, being slow, falls further behind than this, it makes up for this much only. Not measured.
   static constexpr uint64_t kRemembered = 1 << 20;
-  // A rail with so many more bytes outstanding than another one gets no chunk.
+  // A rail with so many more bytes outstanding than another one gets no chunk: simulated (docs/dev/scale.md).
   static constexpr uint64_t kFarBehind = 256 << 10;
 
   void set_rails(size_t rails) {

@@ -28,7 +28,8 @@ constexpr size_t message_of(size_t payload) {
 }
 
 // The largest payload of a message that is sent at once, without a rendezvous, unless the user has
-// set another limit. With its header: kEagerMessage.
+// set another limit. With its header: kEagerMessage. Messages of 32 and 64 KiB saved 2 % of 64 KiB on 2 x 1 and lost 10 % of
+// 256 KiB on 4 x 1 (2026-11-22, AMD EPYC).
 inline constexpr size_t kEagerPayload = 16 << 10;
 inline constexpr size_t kEagerMessage = message_of(kEagerPayload);
 

@@ -21,7 +21,8 @@
 namespace smddp::ofi {
 namespace {
 
-constexpr int kBatches = 4;  // per rail and poll(), so that retries get their turn
+constexpr int kBatches = 4;  // per rail and poll(), so that retries get their turn; not measured
+// Where a wake-up may be lost, or a peer's queue is full. Not measured.
 constexpr int kShortSleepMs = 5;
 // A process has those of its program as well: the usual soft limit of 1,024 is little.
 constexpr size_t kDescriptors = 4096;

@@ -33,7 +33,7 @@ Code code_of(int error);
 
 class Rail {
  public:
-  static constexpr size_t kBatch = 16;  // completions per poll()
+  static constexpr size_t kBatch = 16;  // completions per poll(); not measured
 
   // `wait`: FI_WAIT_FD, or FI_WAIT_NONE for a provider that has no file descriptor.
   static Result<std::unique_ptr<Rail>> open(const Library& library, const Choice& choice,

@@ -58,12 +58,13 @@ class RequestQueue {
   size_t size_ = 0;
 };
 
+// Bounded by their memory, as asserted below. Not measured: fewer.
 inline constexpr size_t kReceives = 32;  // of messages, per rail
 inline constexpr size_t kDataSends = 24;
 inline constexpr size_t kControlSends = 64;
 static_assert((kReceives + kDataSends) * kMaxMessage + kControlSends * kControlMessage <
               (8u << 20));
-// Chunks from the callers' memory that libfabric holds at once.
+// Chunks from the callers' memory that libfabric holds at once. Not measured.
 inline constexpr size_t kChunkWrites = 256;
 inline constexpr size_t kChunkWritesPerPeer = 16;
 // Reads that flush a device's memory.
