@@ -29,7 +29,8 @@ def plan(
     model: Annotated[
         str,
         Argument(
-            help="A model of the list (a wrong name prints it), a transformers config.json, or "
+            help="A model of the list (a wrong name prints it), a transformers config.json, a name "
+            "of the Hugging Face Hub, or "
             "layers=,hidden=,heads=,kv_heads=,ffn=,vocabulary=,sequence= (and gated=0)."
         ),
     ],
@@ -126,7 +127,7 @@ def shape_of(text: str) -> ModelShape:
     sizes.setdefault("kv_heads", sizes.get("heads", 0))
     missing = [key for key in SIZES if key not in sizes]
     if missing:
-        raise PlanError(f"the model lacks {', '.join(missing)}: --model {text},{missing[0]}=...")
+        raise PlanError(f"the model lacks {', '.join(missing)}: {text},{missing[0]}=...")
     return ModelShape("the model", **{**sizes, "gated": bool(sizes.get("gated", 1))})
 
 

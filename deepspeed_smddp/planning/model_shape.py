@@ -6,6 +6,7 @@ A shape comes from the built-in list, from a transformers config, or from number
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,16 +213,43 @@ def named(name: str) -> ModelShape:
     return ModelShape(key, **BUILT_IN[key])
 
 
-def of_text(text: str) -> ModelShape:
-    """A model by name, or by the path of a transformers config (or of the folder that has it).
+def config_file(text: str) -> Path | None:
+    """The transformers config that ``text`` names: its path, that of its folder, or a Hub name.
+
+    Of a model of the Hugging Face Hub ("org/model") this one file is fetched, or taken from the cache.
 
     Raises:
-        PlanError: there is neither, or the config is not one of a dense decoder.
+        PlanError: ``text`` looks like a Hub name, and there is no such config.
     """
     path = Path(text)
     if path.is_dir():
         path = path / "config.json"
-    if not path.is_file():
+    if path.is_file():
+        return path
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", text):
+        return None
+    try:
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(text, "config.json"))
+    except ImportError:
+        why = "huggingface_hub is not installed"
+    except Exception as error:  # of the network, of access, of names: whatever the library raises
+        why = str(error).strip().split("\n")[0]
+    raise PlanError(
+        f"{text} is no file, and the Hugging Face Hub gives no config.json of that name ({why}); "
+        "give the path of one"
+    )
+
+
+def of_text(text: str) -> ModelShape:
+    """A model by name, or by what :func:`config_file` takes.
+
+    Raises:
+        PlanError: there is neither, or the config is not one of a dense decoder.
+    """
+    path = config_file(text)
+    if path is None:
         return named(text)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -229,7 +257,8 @@ def of_text(text: str) -> ModelShape:
         raise PlanError(f"{path} can't be read as JSON: {error}") from None
     if not isinstance(config, Mapping):
         raise PlanError(f"{path} is not the config of a model: it holds no JSON object")
-    name = path.parent.name if path.name == "config.json" else path.stem
+    named_by = path if Path(text).exists() else Path(text) / "config.json"
+    name = named_by.parent.name if named_by.name == "config.json" else named_by.stem
     return of_transformers(config, name or str(path))
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
+
+from deepspeed_smddp.planning.model_shape import config_file
 
 
 def of_text(model: str, sequence: int) -> float:
-    """Bytes per token of one layer of the config at this path; 0 if none can be counted."""
-    path = Path(model)
-    path = path / "config.json" if path.is_dir() else path
-    if "=" in model or not path.is_file():
+    """Bytes per token of one layer of the config that this names; 0 if none can be counted."""
+    path = None if "=" in model else config_file(model)
+    if path is None:
         return 0.0
     return layer_bytes(json.loads(path.read_text(encoding="utf-8")), sequence) or 0.0
 

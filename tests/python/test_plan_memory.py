@@ -78,6 +78,26 @@ def test_the_parameters_are_those_of_the_model_that_transformers_makes(config, t
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
+def test_a_name_of_the_hub_is_its_config(tmp_path, monkeypatch):
+    folder = tmp_path / "models--some--model-1"
+    snapshot = folder / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("a" * 40)
+    (snapshot / "config.json").write_text(json.dumps(CONFIGS[0].to_dict()))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[0].to_dict()))
+    there, here = model_shape.of_text("some/model-1"), model_shape.of_text(str(tmp_path))
+    assert there.name == "model-1"
+    assert replace(there, name=here.name) == here
+    assert real_activations.of_text("some/model-1", 64) > 0
+    with pytest.raises(
+        PlanError, match=r"some/other is no file, and the Hugging Face Hub gives no"
+    ):
+        model_shape.of_text("some/other")
+
+
 @pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)])
 def test_model_states_are_those_of_table_1_of_the_zero_paper(stage, gigabytes):
     # 7.5 billion parameters on 64 GPUs: the vocabulary is whatever the layers leave.
