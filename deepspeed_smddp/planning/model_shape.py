@@ -216,7 +216,7 @@ def named(name: str) -> ModelShape:
 def config_file(text: str) -> Path | None:
     """The transformers config that ``text`` names: its path, that of its folder, or a Hub name.
 
-    Of a model of the Hugging Face Hub ("org/model") this one file is fetched, or taken from the cache.
+    Of a model of the Hub ("org/model") this one file is fetched, or taken from the cache.
 
     Raises:
         PlanError: ``text`` looks like a Hub name, and there is no such config.
