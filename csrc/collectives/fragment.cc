@@ -79,8 +79,9 @@ const intranode::Piece* Fragment::inbox_head(int i) {
     return nullptr;
   }
   const Signature& theirs = piece->signature;
-  // The size of a block for another rank is that rank's to check.
-  bool for_this = piece->shard == static_cast<uint32_t>(members_.rank());
+  // The size of a block for another rank is that rank's to check; that of a message both ranks have.
+  bool for_this =
+      piece->shard == static_cast<uint32_t>(members_.rank()) || is_message(operation_->collective);
   Signature ours = between_two(operation_->signature(),
                                for_this ? pair_bytes(local_.rank(i), true) : theirs.bytes);
   if (theirs == ours && in_lane) return piece;
@@ -137,6 +138,7 @@ void Fragment::place(const ReceiveFlow& receive, size_t offset, const std::byte*
 }
 
 std::string Fragment::waiting_for() const {
+  if (!peer_has_called()) return has_not_called(*operation_, members_.describe(peer()));
   std::string names = join(late_peers(), late_senders());
   return names.empty() ? waiting_for_takers() : "no data from " + names;
 }
@@ -243,12 +245,24 @@ std::shared_ptr<Operation> Fragment::close() {
   return std::move(operation_);
 }
 
+Rank Fragment::peer() const { return members_.rank() == 0 ? 1 : 0; }
+
+// Of a message, as far as this rank has heard.
+bool Fragment::peer_has_called() const {
+  if (!is_message(operation_->collective) || has_received_) return true;
+  return shape_.nodes > 1 && remote_.is_known_to_have_started(peer(), seq_);
+}
+
 std::string Fragment::describe() const {
+  if (is_message(operation_->collective))
+    return describe_message(*operation_, operation_->number(), members_.describe(peer()),
+                            members_.group_name());
   return smddp::describe(operation_->signature()) + " #" + std::to_string(operation_->number()) +
          " of group '" + members_.group_name() + "'";
 }
 
 uint64_t Fragment::pair_bytes(Rank other, bool from_other) const {
+  if (is_message(operation_->collective)) return operation_->signature().bytes;
   if (!pairwise(operation_->signature().collective)) return 0;
   return (from_other ? operation_->output : operation_->input).bytes(other);
 }
@@ -256,10 +270,15 @@ uint64_t Fragment::pair_bytes(Rank other, bool from_other) const {
 Status Fragment::disagreement(Rank other_rank, bool other_sends, const Signature& theirs,
                               const Signature& ours) const {
   std::string other = members_.describe(other_rank), self = members_.describe(members_.rank());
+  if (is_message(ours.collective)) other_sends = operation_->collective == Collective::kReceive;
   Signature sized_alike = theirs;
   sized_alike.bytes = ours.bytes;
-  if (pairwise(ours.collective) && sized_alike == ours) {
-    auto bytes = [](const Signature& s) { return " " + std::to_string(s.bytes) + " bytes"; };
+  if (is_message(ours.collective) || (pairwise(ours.collective) && sized_alike == ours)) {
+    auto bytes = [&](const Signature& s) {
+      bool typed = is_message(ours.collective) && s.dtype != Dtype::kBytes;
+      return " " + std::to_string(s.bytes) + " bytes" +
+             (typed ? std::string(" of ") + name_of(s.dtype) : "");
+    };
     std::string text =
         other_sends
             ? other + " sends" + bytes(theirs) + " to " + self + ", which takes" + bytes(ours)

@@ -238,6 +238,8 @@ class Fragment {
   static FlowLimits limits_of(const FragmentContext& context, size_t chunk_bytes);
   FlowCoding coding_of(const FragmentContext& context) const;
   void look_at_inboxes();
+  Rank peer() const;  // of a message
+  bool peer_has_called() const;
   // Whether a rank, whose first message of the fragment is a `type`, sent it as soon as it had started.
   // `receive`: the flow from it, or nullptr.
   bool starts_by_itself(const ReceiveFlow* receive, wire::Type type) const;

@@ -52,11 +52,12 @@ class Operation : public Task, public OperationTerms {
       output.end_block();
     }
   }
-  Rank root = 0;  // of a gather or a scatter
+  Rank root = 0;  // of a gather, a scatter or a message
+  int tag = 0;    // of a message
   // Whether `from` sends a block to `to`, if each pair of ranks has its own.
   bool sends(Rank from, Rank to) const {
     return collective == Collective::kAllToAll ||
-           (collective == Collective::kGather ? to : from) == root;
+           (collective == Collective::kGather || is_message(collective) ? to : from) == root;
   }
   // The blocks are memory of a device that is lent to the network: each block of an AllGather lies end to
   // end, this rank's own block is in place, and the group has one rank per host. No processor touches them.
@@ -95,5 +96,11 @@ class Operation : public Task, public OperationTerms {
   uint64_t number_ = 0;
   uint32_t fragments_left_ = 0;
 };
+
+// "recv from rank 2 (host b) of 4096 bytes, float32, tag 7, #3 of group 'g'". `peer`: what sentences call the other
+// rank.
+std::string describe_message(const Operation& operation, uint64_t number, const std::string& peer,
+                             const std::string& group);
+std::string has_not_called(const Operation& operation, const std::string& peer);
 
 }  // namespace smddp

@@ -9,9 +9,9 @@ size_t size_of(Dtype dtype) {
 }
 
 const char* name_of(Collective collective) {
-  static constexpr const char* kNames[kCollectives] = {"all_gather", "reduce_scatter", "all_reduce",
-                                                       "barrier",    "broadcast",      "reduce",
-                                                       "all_to_all", "gather",         "scatter"};
+  static constexpr const char* kNames[kCollectives] = {
+      "all_gather", "reduce_scatter", "all_reduce", "barrier", "broadcast", "reduce",
+      "all_to_all", "gather",         "scatter",    "send",    "recv"};
   auto i = static_cast<size_t>(collective);
   return i < kCollectives ? kNames[i] : "unknown collective";
 }

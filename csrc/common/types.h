@@ -18,8 +18,14 @@ enum class Collective : uint8_t {
   kAllToAll,
   kGather,   // an all-to-all of which only the blocks for the root exist
   kScatter,  // an all-to-all of which only the blocks of the root exist
+  // A message of rank 0 of a group of two to rank 1, its root: what the sender calls it, and the receiver.
+  kSend,
+  kReceive,
 };
-inline constexpr size_t kCollectives = 9;
+inline constexpr size_t kCollectives = 11;
+inline bool is_message(Collective collective) {
+  return collective == Collective::kSend || collective == Collective::kReceive;
+}
 // Whether it sums.
 inline bool sums(Collective collective) {
   return collective == Collective::kReduceScatter || collective == Collective::kAllReduce ||
@@ -29,7 +35,7 @@ inline bool sums(Collective collective) {
 // Whether each pair of ranks has a block of its own, of a size that only these two know.
 inline bool pairwise(Collective collective) {
   return collective == Collective::kAllToAll || collective == Collective::kGather ||
-         collective == Collective::kScatter;
+         collective == Collective::kScatter || is_message(collective);
 }
 
 // kBytes is any type that is only moved, never summed; its element size is part of the byte counts.

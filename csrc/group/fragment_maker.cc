@@ -66,7 +66,7 @@ void FragmentMaker::plan(Operation& op, const Tuning& tuning) const {
   op.coding = tuning.coding;
   int options = op.options | pattern::signature_option(op.plan_.pattern);
   if (sums(op.collective) && tuning.reduce_precision_fp32) options |= kPartialsInFp32;
-  op.signature_ = {op.collective,
+  op.signature_ = {is_message(op.collective) ? Collective::kSend : op.collective,
                    op.dtype,
                    op.reduce_op,
                    static_cast<uint8_t>(options),

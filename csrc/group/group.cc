@@ -79,8 +79,9 @@ Group::Group(Process& process, Options options, GroupParts parts)
       maker_(context_, parts.algorithm, fragments_) {}
 
 Result<std::unique_ptr<Group>> Group::subgroup(Store& store, const std::string& label,
-                                               const std::vector<Rank>& ranks) {
+                                               const std::vector<Rank>& ranks, bool recorded) {
   Options options = options_;
+  options.recorded = recorded;
   {
     Engine::Lock lock = engine_.lock();
     options.timeout_ns = failures_.timeout_ns();
@@ -124,6 +125,19 @@ void Group::drive_until(F&& done) {
 Status Group::status() {
   Engine::Lock lock = engine_.lock();
   return health_.status();
+}
+
+Status Group::look(Rank rank) {
+  Engine::Lock lock = engine_.lock();
+  if (!health_.ok()) return copy_of(health_.status());
+  for (int i = 0; i < local_.count(); ++i) {
+    if (local_.rank(i) != rank) continue;
+    if (const char* reason = local_.inbox(i).aborted()) return {Code::kAborted, reason};
+    if (!local_.neighbor(i).look_for_death()) return {};
+    return {Code::kPeerLost,
+            describe(rank) + " (process " + std::to_string(local_.inbox(i).pid()) + ") ended"};
+  }
+  return remote_watch_.ask_now(rank, now_ns());
 }
 
 void Group::use(const NetworkModel& network) {
@@ -328,8 +342,8 @@ bool Group::give_up() {
 
 GroupState Group::state(bool with_connections) {
   Engine::Lock lock = engine_.lock();
-  GroupState state{name(),           rank(), {}, {}, {}, operations_, completed_,
-                   health_.status(), {},     {}, {}, {}, {}};
+  GroupState state{name() + options_.part, rank(), {}, {}, {}, operations_, completed_,
+                   health_.status(),       {},     {}, {}, {}, {}};
   for (Rank r = 0; r < ranks(); ++r) {
     state.members.push_back(members_.number_of(r));
     state.hosts.push_back(members_.host(r));

@@ -38,9 +38,10 @@ class Group : private Progressable {
   static Result<std::unique_ptr<Group>> create(Process& process, Store& store, int rank, int ranks,
                                                Options options);
   // A group of some of its ranks, in the order given, of which this rank must be one. Those ranks call
-  // it together. `store` is one that the group's ranks share, `label` tells their groups apart.
+  // it together. `store` is one that the group's ranks share, `label` tells their groups apart. `recorded`:
+  // GroupOptions::recorded.
   Result<std::unique_ptr<Group>> subgroup(Store& store, const std::string& label,
-                                          const std::vector<Rank>& ranks);
+                                          const std::vector<Rank>& ranks, bool recorded = true);
   ~Group() override;
 
   // Starts `operation`, after all earlier ones of this group. `background`: no thread is going to wait for it
@@ -55,6 +56,8 @@ class Group : private Progressable {
   const std::string& name() const { return members_.group_name(); }
   std::string describe(Rank rank) const { return members_.describe(rank); }  // "rank 3 (host b)"
   Status status();  // ok until the group is broken
+  // Not ok if the group is broken, or if `rank` takes no part in it any more, as far as can be found out at once.
+  Status look(Rank rank);
   // With its connections: reads /proc for each other rank of this host.
   GroupState state(bool with_connections = false);
   void set_timeout(uint64_t timeout_ns);

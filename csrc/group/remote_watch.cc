@@ -124,22 +124,40 @@ Status RemoteWatch::judge(size_t i, uint64_t now) {
       --broken_;
     }
     if (quiet < kInFlightNs) return {};
-    return lost(remote, "its process has ended, or has destroyed its groups (" +
-                            liveness_.service->text(*liveness_.processes[i]) +
-                            " refuses connections)");
+    return lost(remote, ended(i));
   }
   if (broken && (verdict.answered_ns > remote.broken_ns || now - remote.broken_ns > kSuspectNs))
     return lost(remote, "the connection to it broke: " + remote.why_broken.message());
   if (remote.oldest_lacking != UINT64_MAX && remote.sent_all == remote.oldest_lacking &&
       remote.said_sent_all >= kLostAnswers && quiet >= kLostNs)
     return lost(remote, "the connection to it broke: it has sent all, and not all has arrived");
-  if (silence_ns_ != 0 && verdict.silent_ns >= silence_ns_) {
-    return lost(remote, "it has not answered for " + seconds_text(verdict.silent_ns) +
-                            ". Its process was not seen to end: it is stopped, or its host or "
-                            "network is gone (silence_seconds is " +
-                            seconds_text(silence_ns_) + ")");
-  }
+  if (silence_ns_ != 0 && verdict.silent_ns >= silence_ns_)
+    return lost(remote, silent(verdict.silent_ns));
   return {};
+}
+
+Status RemoteWatch::ask_now(Rank rank, uint64_t now) {
+  uint32_t i = by_rank_[static_cast<size_t>(rank)];
+  if (i >= remotes_.size() || remotes_[i].rank != rank) return {};
+  const liveness::Verdict& verdict = ask(i, now);
+  if (verdict.left_from != UINT64_MAX) return {Code::kAborted, verdict.reason};
+  std::string what = verdict.ended ? ended(i) : "";
+  bool silent_long = verdict.silent_ns >= silence_ns_ && silence_ns_ != 0;
+  if (silent_long) what = silent(verdict.silent_ns);
+  if (what.empty()) return {};
+  return {Code::kPeerLost, members_.describe(rank) + " is lost: " + what};
+}
+
+std::string RemoteWatch::ended(size_t i) const {
+  return "its process has ended, or has destroyed its groups (" +
+         liveness_.service->text(*liveness_.processes[i]) + " refuses connections)";
+}
+
+std::string RemoteWatch::silent(uint64_t silent_ns) const {
+  return "it has not answered for " + seconds_text(silent_ns) +
+         ". Its process was not seen to end: it is stopped, or its host or network is gone "
+         "(silence_seconds is " +
+         seconds_text(silence_ns_) + ")";
 }
 
 const liveness::Verdict& RemoteWatch::ask(size_t i, uint64_t now) {

@@ -39,6 +39,8 @@ class RemoteWatch {
   // Not ok: why the group can't go on; kAborted: the reason of a remote rank that has left it from a fragment on that
   // is needed here. Cheap if called more often than needed.
   Status look(uint64_t now);
+  // Not ok if `rank`, of another host, has ended, is silent, or has left the group, whatever is under way.
+  Status ask_now(Rank rank, uint64_t now);
   // Once the group is broken, or is left: finds the ranks that do not answer (RemotePeers::expect_nothing()).
   // `or_left`: those as well that have left the group.
   void find_silent(uint64_t now, bool or_left = false) noexcept;
@@ -74,6 +76,8 @@ class RemoteWatch {
   const liveness::Verdict& ask(size_t i, uint64_t now);
   Status lost(Remote& remote, const std::string& what);
   Status at_limit(const Remote& remote);
+  std::string ended(size_t i) const;
+  std::string silent(uint64_t silent_ns) const;
   std::string during() const;
 
   const JobKey key_;

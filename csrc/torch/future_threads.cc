@@ -63,6 +63,7 @@ void FutureThreads::serve() {
 }
 
 void FutureThreads::settle() {
+  ending_ = true;
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, kLastCallbacks, [this] { return queue_.empty() && running_ == 0; });
   ended_ = true;

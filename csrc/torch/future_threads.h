@@ -2,6 +2,7 @@
 // thread that drives anything runs it, and one that waits holds up no other. Knows no operation.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -20,6 +21,7 @@ class FutureThreads {
   void run(std::function<void()> complete);
   // The process ends: callbacks under way get a moment, and later ones do not run.
   void settle();
+  bool ending() const { return ending_; }  // once settle() has been called
 
  private:
   FutureThreads() = default;
@@ -31,6 +33,7 @@ class FutureThreads {
   size_t free_ = 0;  // threads that run nothing
   size_t running_ = 0;
   bool ended_ = false;
+  std::atomic<bool> ending_{false};
   const uint32_t forks_ = fork_count();
 };
 

@@ -59,6 +59,9 @@ class StoreAdapter final : public Store {
     return counted;
   }
 
+  // Over a connection of its own: a request of one waits while another thread's of the same connection does.
+  StoreAdapter apart() const { return StoreAdapter(store_->clone(), timeout_, numbers_); }
+
   int number_of(int rank) const override {
     return numbers_.empty() ? rank : numbers_[static_cast<size_t>(rank)];
   }
@@ -121,6 +124,17 @@ class GroupStore {
         part_(whole_, name_ + "/") {}
 
   Store& part() { return part_; }
+  // To part(), for another thread.
+  class Connection {
+   public:
+    explicit Connection(const GroupStore& of)
+        : adapter_(of.adapter_.apart()), part_(adapter_, "smddp/" + of.name_ + "/") {}
+    Store& part() { return part_; }
+
+   private:
+    StoreAdapter adapter_;
+    PrefixStore part_;
+  };
   // Once the group is made.
   void forget_rendezvous() { rendezvous_.forget(); }
   // Once on each rank, which reads the store no more. True on the last one.

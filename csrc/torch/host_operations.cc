@@ -271,6 +271,18 @@ OperationPtr gather_to_root_of(TensorRefs outputs, TensorRefs inputs, int64_t ro
                      rank == root ? outputs : TensorRefs(none), only(inputs[0], root, size), rank);
 }
 
+OperationPtr message_of(const at::Tensor& tensor, bool sends, int tag) {
+  constexpr Rank kReceiver = 1;
+  OperationPtr op =
+      begin_exchange(sends ? Collective::kSend : Collective::kReceive, tensor, kReceiver);
+  op->tag = tag;
+  Extent block = sends ? readable(*op, tensor) : writable(*op, tensor);
+  if (sends) op->results.push_back(tensor);
+  fill_one(op->input, sends ? block : Extent{}, kReceiver, 2);
+  fill_one(op->output, sends ? Extent{} : block, 0, 2);
+  return op;
+}
+
 OperationPtr scatter_from_root_of(TensorRefs outputs, TensorRefs inputs, int64_t root, int rank,
                                   int size) {
   check_root(Collective::kScatter, outputs, root, size);

@@ -39,4 +39,7 @@ std::shared_ptr<TensorOperation> gather_to_root_of(TensorRefs outputs, TensorRef
 std::shared_ptr<TensorOperation> scatter_from_root_of(TensorRefs outputs, TensorRefs inputs,
                                                       int64_t root, int rank, int size);
 
+// In a group of two, from rank 0 to rank 1.
+std::shared_ptr<TensorOperation> message_of(const at::Tensor& tensor, bool sends, int tag);
+
 }  // namespace smddp

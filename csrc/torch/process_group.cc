@@ -19,7 +19,7 @@ using c10d::OpType;
 
 constexpr char kNotOurs[] =
     "smddp owns all_gather, reduce_scatter, all_reduce and barrier, and on CPUs broadcast, reduce, "
-    "gather, scatter and all_to_all";
+    "gather, scatter, all_to_all, send and recv";
 
 TensorRefList joined(TensorRefs first, TensorRefs rest) {
   TensorRefList all(first);
@@ -83,6 +83,7 @@ ProcessGroupSMDDP::ProcessGroupSMDDP(const intrusive_ptr<c10d::Store>& store, in
                 [this] { return address_of_host(); }),
       routes_(size > 1 ? settings().routes : RouteTable(),
               [this, measure](auto... asked) { return measure(*this, asked...); }),
+      messages_(engine_, store_),
       device_(process_, store_->part()) {
   Group::Options options;
   options.name = group_name;
@@ -140,6 +141,7 @@ void ProcessGroupSMDDP::release_groups() {
     tidy_store(*group);
     leave_store(*group);
   }
+  messages_.release();
   device_.release();
   std::shared_ptr<Group> released;
   std::function<void()> end;
@@ -189,6 +191,7 @@ void ProcessGroupSMDDP::abort() {
   if (auto group = group_if_any()) {
     const std::string why = kAbortedByCaller + group->describe(rank_);
     if (auto device = device_.existing()) device->group().abort(why);
+    messages_.abort(why);
     group->abort(why, true);
   }
   fallback_.abort();
@@ -430,23 +433,52 @@ WorkPtr ProcessGroupSMDDP::alltoall(Tensors& outputs, Tensors& inputs,
   return submit(all_to_all_of(to, from, rank_, size_), opts, OpType::ALLTOALL);
 }
 
+WorkPtr ProcessGroupSMDDP::pass(const at::Tensor& tensor, bool sends, int peer, int tag) {
+  require(peer >= 0 && peer < size_ && peer != rank_, [&] {
+    return std::string(sends ? "send to" : "recv from") + " rank " + std::to_string(peer) +
+           (peer == rank_ ? " of the group is of the calling rank itself"
+                          : ", which the group does not have");
+  });
+  auto message = message_of(tensor, sends, tag);
+  Group& core_group = group();
+  message->called = (sends ? "send to " : "recv from ") + core_group.describe(peer);
+  auto limit_ns = static_cast<uint64_t>(std::chrono::nanoseconds(timeout_).count());
+  messages_.submit(core_group, message, peer, limit_ns);
+  OpType type = sends ? OpType::SEND : OpType::RECV;
+  return coalesced_.note(c10::make_intrusive<WorkSMDDP>(rank_, type, process_, std::move(message)));
+}
+
+WorkPtr ProcessGroupSMDDP::send(Tensors& tensors, int to, int tag) {
+  TensorRefList all = refs(tensors);
+  if (const char* reason = why_not_on_host(all))
+    return forward("send", all, reason, &Backend::send, tensors, to, tag);
+  require(all.size() == 1, "send takes one tensor");
+  return pass(*all[0], true, to, tag);
+}
+
+WorkPtr ProcessGroupSMDDP::recv(Tensors& tensors, int from, int tag) {
+  TensorRefList all = refs(tensors);
+  if (const char* reason = why_not_on_host(all))
+    return forward("recv", all, reason, &Backend::recv, tensors, from, tag);
+  require(all.size() == 1, "recv takes one tensor");
+  return pass(*all[0], false, from, tag);
+}
+
+WorkPtr ProcessGroupSMDDP::recvAnysource(Tensors& tensors, int tag) {
+  TensorRefList all = refs(tensors);
+  if (const char* reason = why_not_on_host(all))
+    return forward("recv", all, reason, &Backend::recvAnysource, tensors, tag);
+  C10_THROW_ERROR(NotImplementedError,
+                  "smddp: recv needs the rank that sends: give it src, or call this recv and its "
+                  "sends on a group "
+                  "of backend \"gloo\", as new_group(backend=\"gloo\") makes it");
+}
+
 // --- the fallback's ------------------------------------------------------------------------------
 
 WorkPtr ProcessGroupSMDDP::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   return forward("all_reduce_sparse", refs(tensors), "smddp carries dense tensors only",
                  &Backend::allreduce, tensors, opts);
-}
-
-WorkPtr ProcessGroupSMDDP::send(Tensors& tensors, int to, int tag) {
-  return forward("send", refs(tensors), kNotOurs, &Backend::send, tensors, to, tag);
-}
-
-WorkPtr ProcessGroupSMDDP::recv(Tensors& tensors, int from, int tag) {
-  return forward("recv", refs(tensors), kNotOurs, &Backend::recv, tensors, from, tag);
-}
-
-WorkPtr ProcessGroupSMDDP::recvAnysource(Tensors& tensors, int tag) {
-  return forward("recv", refs(tensors), kNotOurs, &Backend::recvAnysource, tensors, tag);
 }
 
 void ProcessGroupSMDDP::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {

@@ -12,6 +12,7 @@
 #include "torch/fallback.h"
 #include "torch/first_use.h"
 #include "torch/group_store.h"
+#include "torch/point_to_point.h"
 #include "torch/tensors.h"
 #include "torch/work.h"
 
@@ -83,12 +84,13 @@ class ProcessGroupSMDDP final : public c10d::Backend {
                         std::vector<int64_t>& input_splits,
                         const c10d::AllToAllOptions& opts) override;
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
+  WorkPtr send(Tensors& tensors, int to, int tag) override;
+  WorkPtr recv(Tensors& tensors, int from, int tag) override;
+  // Refused.
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
   // The fallback's.
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
-  WorkPtr send(Tensors& tensors, int to, int tag) override;
-  WorkPtr recv(Tensors& tensors, int from, int tag) override;
-  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
  private:
@@ -119,6 +121,7 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   // nullptr if the call was synchronous: the operation is complete then.
   template <class CallOptions>
   WorkPtr submit(std::shared_ptr<TensorOperation> op, const CallOptions& opts, c10d::OpType type);
+  WorkPtr pass(const at::Tensor& tensor, bool sends, int peer, int tag);
   Group& group() const;
   // nullptr once the group is destroyed. Any thread may call it at any time.
   std::shared_ptr<Group> group_if_any() const;
@@ -144,7 +147,8 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   mutable std::mutex mutex_;
   std::shared_ptr<Group> group_;  // changes under mutex_
   std::function<void()> at_end_;  // too
-  BoundDevice device_;            // destroyed before the group
+  PointToPoint messages_;         // destroyed before the group
+  BoundDevice device_;            // too
   FirstUse first_use_;            // of device_
   std::atomic<uint64_t> operations_{0};
   std::atomic<bool> store_is_tidy_{false};

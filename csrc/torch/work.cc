@@ -95,8 +95,9 @@ void await(Engine& engine, TensorOperation& operation, std::chrono::milliseconds
     });
     uint64_t until = now_ns();
     if (!complete) {
-      std::string what =
-          std::string(name_of(operation.collective)) + " #" + std::to_string(operation.number());
+      std::string what = operation.called.empty() ? name_of(operation.collective) +
+                                                        (" #" + std::to_string(operation.number()))
+                                                  : operation.called;
       throw_status(
           waited ? Status(Code::kAborted, "the process is ending, with " + what + " under way")
                  : Status(Code::kTimeout,

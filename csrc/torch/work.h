@@ -20,7 +20,8 @@ class TensorOperation final : public Operation,
   // Contiguous stand-ins: copied to the caller's tensors at the end.
   std::vector<std::pair<at::Tensor, at::Tensor>> copy_back;  // (to, from)
   c10::SmallVector<std::byte, 64> scratch;                   // a barrier's bytes
-  uint64_t complete_ns = 0;                                  // set before complete()
+  std::string called;        // "recv from rank 2 (host b)"; "": by its collective
+  uint64_t complete_ns = 0;  // set before complete()
 
   // Made by the first call, as few callers ask for it. May be called from any thread at any time.
   c10::intrusive_ptr<c10::ivalue::Future> future();

@@ -12,6 +12,7 @@ from deepspeed_smddp.diagnostics.report.job import Cause, Job, Stall, Weight
 from deepspeed_smddp.diagnostics.report.stack import Doing
 from deepspeed_smddp.diagnostics.report.wording import (
     count,
+    counterpart,
     cut,
     named,
     rank_list,
@@ -25,7 +26,11 @@ from deepspeed_smddp.diagnostics.report.wording import (
 STILL_SECONDS = 5.0
 _MOST_ERROR = 400
 _MOST_PLACES = 3
-_MISMATCH = re.compile(r"\bcalled .+ while .+ called |not part of this operation|mismatch", re.S)
+_MISMATCH = re.compile(
+    r"\bcalled .+ while .+ called |not part of this operation|mismatch|"
+    r" bytes(?: of \w+)? to rank .+, which takes ",
+    re.S,
+)
 _OF_ANOTHER = re.compile(
     r"\bis lost\b|\bended\b|time[d -]*out|deadline|not done within|was lost before|"
     r"\bgave up\b|\babort(ed)?\b",
@@ -195,6 +200,8 @@ def _late(job: Job) -> Iterator[Cause]:
             continue
         free = tuple(r for r in stall.late if not differences.blocked_elsewhere(job, r, stall))
         waited = f"{_waiters(job, stall)}, which {_have_not_called(stall.late)}"
+        if stall.operation.is_message:
+            waited += " from its side"
         times = job.ages(stall)
         if times and max(times) < STILL_SECONDS and not stall.group.broken:
             yield Cause(Weight.NOTE, f"{waited} yet", stall.late)
@@ -212,7 +219,8 @@ def _late_cause(job: Job, stall: Stall, free: tuple[int, ...]) -> Cause:
     if not label or (telling is not None and not few):
         text = (
             f"{_places(job, free)}, and {verb(free, 'has', 'have')} not called "
-            f"{named(stall.operation)}, in which {job.waiting(stall)}{waited}"
+            f"{counterpart(stall.operation)}{named(stall.operation)}, "
+            f"in which {job.waiting(stall)}{waited}"
         )
         advice = ""
         if telling is not None:

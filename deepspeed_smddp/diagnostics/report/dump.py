@@ -65,6 +65,11 @@ class Operation:
         return _KINDS.get(_FORMS.sub("", self.operation.replace("_", "").lower()), "")
 
     @property
+    def is_message(self) -> bool:
+        """If it goes from one rank to one other: the other rank calls the other one of the two."""
+        return self.operation in ("send", "recv")
+
+    @property
     def unfinished(self) -> bool:
         """If it has not come to its end; one that failed never will."""
         return self.state != "done"

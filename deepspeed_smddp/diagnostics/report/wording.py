@@ -83,6 +83,13 @@ def named(operation: Operation) -> str:
     return f"{numbered(operation)} ({more})" if more else numbered(operation)
 
 
+def counterpart(operation: Operation) -> str:
+    """``the recv for `` before a send that lacks it, and the other way round; else ""."""
+    if not operation.is_message:
+        return ""
+    return f"the {'recv' if operation.operation == 'send' else 'send'} for "
+
+
 def cut(text: str, width: int) -> str:
     """One line of at most ``width`` columns."""
     text = " ".join(text.split())

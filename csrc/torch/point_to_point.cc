@@ -1,0 +1,374 @@
+#include "torch/point_to_point.h"
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "common/clock.h"
+#include "common/exceptions.h"
+#include "torch/error_state.h"
+#include "torch/future_threads.h"
+#include "torch/live_groups.h"
+#include "torch/runtime.h"
+
+namespace smddp {
+namespace {
+
+using std::chrono::milliseconds;
+
+// The pauses between looks at the store. The more channels wait, the longer: all ranks look at one store.
+constexpr milliseconds kShortestPause{1}, kLongestPause{50};
+constexpr int kChannelsPerPause = 8;
+// How often it is asked whether the other rank lives.
+constexpr uint64_t kLookNs = 500'000'000;
+
+const char* const kCalled = "called";  // by each of the two ranks, under the channel's prefix
+
+// The store as the making of a channel's group sees it: waits end with an error once look() tells one. Knows the keys
+// that this rank has left there.
+class ChannelStore final : public PrefixStore {
+ public:
+  ChannelStore(Store& part, std::function<Status()> look)
+      : PrefixStore(part, ""), look_(std::move(look)) {}
+
+  Status set(const std::string& key, const std::vector<uint8_t>& value) override {
+    std::unique_lock lock(mutex_);
+    keys_.insert(key);
+    lock.unlock();
+    return PrefixStore::set(key, value);
+  }
+  void remove(const std::string& key) override {
+    std::unique_lock lock(mutex_);
+    keys_.erase(key);
+    lock.unlock();
+    PrefixStore::remove(key);
+  }
+  Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys,
+                                                const std::string& stop) override {
+    auto there = [&] { return std::ranges::all_of(keys, [&](auto& key) { return has(key); }); };
+    for (Pause pause(kLongestPause); !there(); pause.sleep()) {
+      if (has(stop)) return Status(Code::kAborted, stop + " is in the store");
+      // A rank sets its keys before look() tells that it is done.
+      if (Status fine = look_(); !fine && !there()) return fine;
+    }
+    return PrefixStore::get(keys, stop);
+  }
+  std::set<std::string> keys() const {
+    std::lock_guard lock(mutex_);
+    return keys_;
+  }
+
+ private:
+  const std::function<Status()> look_;
+  mutable std::mutex mutex_;
+  std::set<std::string> keys_;
+};
+
+}  // namespace
+
+struct PointToPoint::Channel {
+  Channel(const Group& group, std::string its_label, Rank other, bool to_it)
+      : label(std::move(its_label)),
+        peer(other),
+        sends(to_it),
+        recorder(group.name() + "/" + label) {}
+
+  const std::string label;
+  const Rank peer;
+  const bool sends;
+  const OperationRecorder recorder;
+  uint64_t submitted = 0;
+  Messages waiting;  // until there is a group
+  std::unique_ptr<Group> group;
+  Status status;                     // not ok: there will be none
+  std::optional<GroupState> broken;  // when it failed, for reports
+  bool called = false;               // this rank has said so in the store
+  bool making = false;
+  std::set<std::string> keys;  // in the store, of this rank
+
+  std::string called_by(Rank rank) const { return label + "/" + key_of(kCalled, rank); }
+};
+
+PointToPoint::PointToPoint(Engine& engine, std::shared_ptr<GroupStore> store)
+    : engine_(engine), store_(std::move(store)) {}
+
+PointToPoint::~PointToPoint() { release(); }
+
+PointToPoint::Channel& PointToPoint::channel_of(const TensorOperation& message, Rank peer) {
+  const bool sends = message.collective == Collective::kSend;
+  std::unique_ptr<Channel>& channel = channels_[{peer, sends, message.tag}];
+  if (channel) return *channel;
+  auto number = [&](Rank rank) { return std::to_string(store_->part().number_of(rank)); };
+  Rank from = sends ? group_->rank() : peer, to = sends ? peer : group_->rank();
+  std::string label = "rank " + number(from) + " to rank " + number(to);
+  if (message.tag != 0) label += ", tag " + std::to_string(message.tag);
+  channel = std::make_unique<Channel>(*group_, std::move(label), peer, sends);
+  return *channel;
+}
+
+void PointToPoint::submit(Group& group, const std::shared_ptr<TensorOperation>& message, Rank peer,
+                          uint64_t timeout_ns) {
+  message->timeout_ns = timeout_ns;
+  message->deadline_ns = message->called_ns + timeout_ns;
+  std::unique_lock lock(mutex_);
+  if (std::exchange(group_, &group) == nullptr) {
+    lock.unlock();
+    LiveGroups::process().add(this, [this](std::vector<GroupState>* states) {
+      std::lock_guard locked(mutex_);
+      for (const auto& [key, channel] : channels_) {
+        if (channel->broken) {
+          states->push_back(*channel->broken);
+        } else if (!channel->waiting.empty()) {
+          states->push_back(state_of(*channel));
+        }
+      }
+    });
+    lock.lock();
+  }
+  Channel& channel = channel_of(*message, peer);
+  const Blocks& bytes = channel.sends ? message->input : message->output;
+  message->record = channel.recorder.begin(message->collective, message->dtype, ++channel.submitted,
+                                           bytes.largest(), message->called_ns);
+  if (Group* made = channel.group.get()) {
+    lock.unlock();
+    return made->submit(message, settings().tuning, true);
+  }
+  if (!channel.status) {
+    Status why = copy_of(channel.status);
+    lock.unlock();
+    return fail({message}, why);
+  }
+  channel.waiting.push_back(message);
+  fresh_ = true;
+  changed_.notify_all();
+  if (std::exchange(serving_, true)) return;
+  lock.unlock();
+  run([this] { serve(); });
+}
+
+template <class F>
+void PointToPoint::run(F&& f) {
+  std::unique_lock lock(mutex_);
+  ++running_;
+  lock.unlock();
+  // Also if it never runs, because the process ends.
+  std::shared_ptr<void> counted(this, [](void* self) {
+    auto* of = static_cast<PointToPoint*>(self);
+    std::lock_guard locked(of->mutex_);
+    --of->running_;
+    of->changed_.notify_all();
+  });
+  FutureThreads::process().run([counted = std::move(counted), f = std::forward<F>(f)] { f(); });
+}
+
+bool PointToPoint::ending() const {
+  return ended_ || engine_.ended() || FutureThreads::process().ending();
+}
+
+void PointToPoint::serve() {
+  std::shared_ptr<GroupStore::Connection> store;
+  milliseconds pause = kShortestPause;
+  uint64_t next_look = 0;
+  std::unique_lock lock(mutex_);
+  while (!ending()) {
+    std::vector<Channel*> pending;
+    for (const auto& [key, channel] : channels_) {
+      if (!channel->waiting.empty() && !channel->making) pending.push_back(channel.get());
+    }
+    if (pending.empty()) break;
+    fresh_ = false;
+    lock.unlock();
+    bool look = now_ns() >= next_look;
+    if (look) next_look = now_ns() + kLookNs;
+    for (Channel* channel : pending) {
+      bool met = false;
+      Status fine = without_exceptions([&] {
+        if (!store) store = std::make_shared<GroupStore::Connection>(*store_);
+        return meet(*store, *channel, look, &met);
+      });
+      if (!fine) {
+        if (store) tell(*store, *channel, fine);
+        fail(*channel, fine);
+      }
+      if (met) run([this, store, channel] { make(*store, *channel); });
+    }
+    lock.lock();
+    auto longest = kLongestPause * (1 + static_cast<int>(pending.size()) / kChannelsPerPause);
+    pause = fresh_ ? kShortestPause : std::min<milliseconds>(2 * pause, longest);
+    changed_.wait_for(lock, pause, [this] { return fresh_ || ended_; });
+  }
+  serving_ = false;
+}
+
+// The other rank finds it if it takes part in the making.
+void PointToPoint::tell(GroupStore::Connection& store, Channel& channel, const Status& why) {
+  ChannelStore part(store.part(), [] { return Status(); });
+  PrefixStore of_channel(part, channel.label + "/");
+  publish_failure(of_channel, why);
+  channel.keys.merge(part.keys());
+}
+
+// Says in the store that this rank has called, and looks whether the other one has.
+Status PointToPoint::meet(GroupStore::Connection& store, Channel& channel, bool look, bool* met) {
+  if (!channel.called) {
+    channel.called = true;
+    channel.keys.insert(channel.called_by(group_->rank()));
+    if (Status said = store.part().set(channel.called_by(group_->rank()), {1}); !said) return said;
+  }
+  *met = store.part().has(channel.called_by(channel.peer));
+  std::unique_lock lock(mutex_);
+  channel.making = *met;
+  if (*met || ended_) return {};
+  const std::string first = describe(channel), peer = group_->describe(channel.peer);
+  for (const auto& message : channel.waiting) {
+    if (now_ns() < message->deadline_ns) continue;
+    return {Code::kTimeout, first + " timed out after " + seconds_text(message->timeout_ns) +
+                                " on " + group_->describe(group_->rank()) + ": " +
+                                has_not_called(*message, peer)};
+  }
+  lock.unlock();
+  Status alive = look ? group_->look(channel.peer) : Status();
+  if (alive) return {};
+  return {alive.code(), first + " failed: " + alive.message()};
+}
+
+// Both ranks have called, and each takes part in the making. What keeps the other one from it is seen in look().
+void PointToPoint::make(GroupStore::Connection& store, Channel& channel) {
+  const Rank me = group_->rank();
+  uint64_t next_look = 0;
+  auto look = [&]() -> Status {
+    {
+      std::lock_guard lock(mutex_);
+      if (ending()) return {Code::kAborted, kDestroyedByCaller};
+    }
+    if (!store.part().has(channel.called_by(channel.peer)))
+      return {Code::kAborted, group_->describe(channel.peer) + " takes no part in it any more"};
+    if (now_ns() < next_look) return {};
+    next_look = now_ns() + kLookNs;
+    return group_->look(channel.peer);
+  };
+  ChannelStore part(store.part(), look);
+  std::unique_ptr<Group> group;
+  Status made = without_exceptions([&] {
+    std::vector<Rank> pair{me, channel.peer};
+    if (!channel.sends) std::swap(pair[0], pair[1]);
+    return group_->subgroup(part, channel.label, pair, false).into(group);
+  });
+  if (made) {
+    LiveGroups::process().add(group.get());
+    // The other rank has what it needs of this one.
+    store.part().remove(channel.called_by(me));
+  }
+  std::unique_lock lock(mutex_);
+  channel.making = false;
+  channel.keys = part.keys();
+  if (!made) channel.keys.insert(channel.called_by(me));
+  const std::string first = describe(channel);
+  channel.group = std::move(group);
+  if (!made) {
+    if (ended_) return;  // release() tells it
+    lock.unlock();
+    return fail(channel, {made.code(), first + " failed: " + made.message()});
+  }
+  if (!channel.status) channel.group->abort(channel.status.message(), true);
+  for (const auto& message : std::exchange(channel.waiting, {}))
+    channel.group->submit(message, settings().tuning, true);
+}
+
+std::string PointToPoint::describe(const Channel& channel) const {
+  if (channel.waiting.empty()) return "a message";
+  return describe_message(*channel.waiting.front(), channel.submitted - channel.waiting.size() + 1,
+                          group_->describe(channel.peer), group_->name());
+}
+
+void PointToPoint::fail(Channel& channel, const Status& why) {
+  std::unique_lock lock(mutex_);
+  if (channel.status) {
+    channel.status = copy_of(why);
+    if (!channel.waiting.empty()) {
+      channel.broken = state_of(channel);
+      channel.broken->status = copy_of(why);
+    }
+  }
+  Messages messages = std::exchange(channel.waiting, {});
+  lock.unlock();
+  fail(std::move(messages), why);
+}
+
+void PointToPoint::fail(Messages messages, const Status& why) {
+  Engine::Lock lock = engine_.lock();
+  for (auto& message : messages) engine_.complete(std::move(message), copy_of(why));
+  engine_.release(std::move(lock), nullptr);
+}
+
+void PointToPoint::abort(const std::string& why) {
+  std::vector<Channel*> all;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [key, channel] : channels_) all.push_back(channel.get());
+  }
+  for (Channel* channel : all) {
+    std::unique_lock lock(mutex_);
+    Group* group = channel->group.get();
+    lock.unlock();
+    if (group != nullptr) {
+      group->abort(why, true);
+    } else {
+      fail(*channel, {Code::kAborted, why});
+    }
+  }
+}
+
+void PointToPoint::release() {
+  if (engine_.forked()) {  // the child has none of the threads
+    (void)new auto(std::move(channels_));
+    return;
+  }
+  LiveGroups::process().remove(this);
+  std::unique_lock lock(mutex_);
+  ended_ = true;
+  changed_.notify_all();
+  changed_.wait(lock, [this] { return running_ == 0; });
+  auto channels = std::exchange(channels_, {});
+  lock.unlock();
+  std::vector<std::string> keys;
+  for (const auto& [key, channel] : channels) {
+    keys.insert(keys.end(), channel->keys.begin(), channel->keys.end());
+    if (const Messages& waiting = channel->waiting; !waiting.empty()) {
+      std::string missed = has_not_called(*waiting.front(), group_->describe(channel->peer));
+      fail(waiting, {Code::kAborted, std::string(kDestroyedByCaller) + " during " +
+                                         describe(*channel) + ": " + missed});
+    }
+    LiveGroups::process().remove(channel->group.get());
+    channel->group = nullptr;
+  }
+  if (keys.empty()) return;
+  FutureThreads::process().run([store = store_, keys = std::move(keys)] {
+    for (const std::string& key : keys) store->part().remove(key);
+  });
+}
+
+GroupState PointToPoint::state_of(const Channel& channel) const {
+  GroupState whole = group_->state();
+  GroupState state;
+  state.name = group_->name() + "/" + channel.label;
+  state.rank = channel.sends ? 0 : 1;
+  Rank from = channel.sends ? group_->rank() : channel.peer;
+  Rank to = channel.sends ? channel.peer : group_->rank();
+  for (Rank rank : {from, to}) {
+    state.members.push_back(whole.members[static_cast<size_t>(rank)]);
+    state.hosts.push_back(whole.hosts[static_cast<size_t>(rank)]);
+  }
+  state.tallies.resize(2);
+  state.submitted = channel.submitted;
+  state.oldest = OldestOperation{channel.submitted - channel.waiting.size() + 1,
+                                 channel.waiting.front()->collective,
+                                 describe(channel),
+                                 {}};
+  return state;
+}
+
+}  // namespace smddp
