@@ -79,7 +79,7 @@ class Side : Sink {
     for (size_t at = 0; at < expected_; at += step) {
       if (writes() && in_[at] != out_[at]) give_up("corrupt");
     }
-    if (writes()) endpoint_->close_region(region_);
+    if (writes()) endpoint_->close_region(region_, false);
     received_ = 0;
   }
   void send(size_t bytes) {

@@ -354,7 +354,7 @@ def test_a_rank_that_is_killed() -> None:
             world.signal(victim, signal.SIGKILL)
         for (_, name, layout), world in worlds.items():
             victim = 1 if name == "send" else 0
-            (failure,) = raised_by(world, [1 - victim], 10)
+            (failure,) = raised_by(world, [1 - victim], 20)
             assert failure.kind == "DistBackendError", failure.trace
             assert f"rank {victim} (host-{layout[victim]})" in failure.message, failure.message
             assert "ended" in failure.message, failure.message
