@@ -433,13 +433,18 @@ WorkPtr ProcessGroupSMDDP::alltoall(Tensors& outputs, Tensors& inputs,
   return submit(all_to_all_of(to, from, rank_, size_), opts, OpType::ALLTOALL);
 }
 
-WorkPtr ProcessGroupSMDDP::pass(const at::Tensor& tensor, bool sends, int peer, int tag) {
+WorkPtr ProcessGroupSMDDP::pass(Tensors& tensors, bool sends, int peer, int tag) {
+  TensorRefList all = refs(tensors);
+  if (const char* reason = why_not_on_host(all))
+    return forward(sends ? "send" : "recv", all, reason, sends ? &Backend::send : &Backend::recv,
+                   tensors, peer, tag);
+  require(all.size() == 1, sends ? "send takes one tensor" : "recv takes one tensor");
   require(peer >= 0 && peer < size_ && peer != rank_, [&] {
     return std::string(sends ? "send to" : "recv from") + " rank " + std::to_string(peer) +
            (peer == rank_ ? " of the group is of the calling rank itself"
                           : ", which the group does not have");
   });
-  auto message = message_of(tensor, sends, tag);
+  auto message = message_of(*all[0], sends, tag);
   Group& core_group = group();
   message->called = (sends ? "send to " : "recv from ") + core_group.describe(peer);
   auto limit_ns = static_cast<uint64_t>(std::chrono::nanoseconds(timeout_).count());
@@ -449,19 +454,11 @@ WorkPtr ProcessGroupSMDDP::pass(const at::Tensor& tensor, bool sends, int peer, 
 }
 
 WorkPtr ProcessGroupSMDDP::send(Tensors& tensors, int to, int tag) {
-  TensorRefList all = refs(tensors);
-  if (const char* reason = why_not_on_host(all))
-    return forward("send", all, reason, &Backend::send, tensors, to, tag);
-  require(all.size() == 1, "send takes one tensor");
-  return pass(*all[0], true, to, tag);
+  return pass(tensors, true, to, tag);
 }
 
 WorkPtr ProcessGroupSMDDP::recv(Tensors& tensors, int from, int tag) {
-  TensorRefList all = refs(tensors);
-  if (const char* reason = why_not_on_host(all))
-    return forward("recv", all, reason, &Backend::recv, tensors, from, tag);
-  require(all.size() == 1, "recv takes one tensor");
-  return pass(*all[0], false, from, tag);
+  return pass(tensors, false, from, tag);
 }
 
 WorkPtr ProcessGroupSMDDP::recvAnysource(Tensors& tensors, int tag) {

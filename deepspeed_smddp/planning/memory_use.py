@@ -139,9 +139,8 @@ class _Count:
         self.tokens = job.shape.sequence * job.micro_batch / self.scheme.ulysses
         self.layer = job.rank_layer_parameters
         self.outside = self.shape.vocabulary * self.shape.hidden / self.scheme.tensor
-        plain = on_cpu
         fused = not on_cpu and (self.software.compiled or self.software.framework == "megatron")
-        self.kernels = (plain, not fused)  # of the low and of the high end: plain?
+        self.kernels = (on_cpu, not fused)  # of the low and of the high end: plain?
 
     # ---- model states
 
@@ -149,12 +148,9 @@ class _Count:
         job = self.job
         fp32 = self.software.precision == "fp32" or self.software.framework in ("fsdp", "fsdp2")
         if self.job.lora_rank:
-            base = self.own * _BASE[self.job.base_bits]
-            kept_whole = 2 * self.job.unquantized_parameters
-            if self.job.base_bits < 16:
-                base = (self.own - self.job.unquantized_parameters) * _BASE[self.job.base_bits]
-                base += kept_whole
-            each, why = base, f"the base in {self.job.base_bits} bits, norms and embeddings in 16"
+            whole = self.job.unquantized_parameters
+            each = (self.own - whole) * _BASE[self.job.base_bits] + 2 * whole
+            why = f"the base in {self.job.base_bits} bits, norms and embeddings in 16"
         else:
             each, why = (4.0 if fp32 else 2.0) * self.own, "fp32" if fp32 else "16 bits"
         sharded = self.scheme.stage == 3

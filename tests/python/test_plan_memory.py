@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from deepspeed_smddp.config.parsing import nested
 from deepspeed_smddp.planning import (
     PlanError,
     config_keys,
@@ -31,6 +32,7 @@ from harness import modules
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 N = 6738415616  # parameters of Llama 2 7B
+EXPERTS = {"moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2}
 SMALL = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 211}
 CONFIGS = [
     transformers.LlamaConfig(**SMALL, num_key_value_heads=2, intermediate_size=176),
@@ -50,21 +52,9 @@ CONFIGS = [
         **SMALL, num_key_value_heads=2, intermediate_size=96, num_local_experts=4
     ),
     transformers.Qwen2MoeConfig(
-        **SMALL,
-        num_key_value_heads=2,
-        moe_intermediate_size=48,
-        shared_expert_intermediate_size=80,
-        num_experts=4,
-        num_experts_per_tok=2,
+        **SMALL, **EXPERTS, num_key_value_heads=2, shared_expert_intermediate_size=80
     ),
-    transformers.Qwen3MoeConfig(
-        **SMALL,
-        num_key_value_heads=2,
-        head_dim=16,
-        moe_intermediate_size=48,
-        num_experts=4,
-        num_experts_per_tok=2,
-    ),
+    transformers.Qwen3MoeConfig(**SMALL, **EXPERTS, num_key_value_heads=2, head_dim=16),
 ]
 
 
@@ -483,14 +473,7 @@ _BESIDE = {
 @pytest.mark.parametrize("key", sorted(config_keys.MODELLED))
 def test_a_modelled_key_changes_the_plan(key):
     def config(values):
-        found = {"zero_optimization": {"stage": 3}}
-        for path, value in values.items():
-            *sections, name = path.split(".")
-            section = found
-            for part_of in sections:
-                section = section.setdefault(part_of, {})
-            section[name] = value
-        return found
+        return nested({"zero_optimization.stage": 3} | values)
 
     if key in _VALUES:
         value = _VALUES[key]
