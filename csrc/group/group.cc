@@ -140,6 +140,17 @@ Status Group::look(Rank rank) {
   return remote_watch_.ask_now(rank, now_ns());
 }
 
+bool Group::is_ahead(Rank rank) {
+  engine_.kick(engine_.lock());  // takes what the network has brought
+  Engine::Lock lock = engine_.lock();
+  for (int i = 0; i < local_.count(); ++i) {
+    if (local_.rank(i) != rank) continue;
+    const intranode::Piece* piece = local_.inbox(i).head(intranode::Lane::kSums);
+    return piece != nullptr && piece->seq >= fragments_.next_seq();
+  }
+  return remote_.is_known_to_have_started(rank, fragments_.next_seq());
+}
+
 void Group::use(const NetworkModel& network) {
   Engine::Lock lock = engine_.lock();
   shape_.network = network;

@@ -58,6 +58,8 @@ class Group : private Progressable {
   Status status();  // ok until the group is broken
   // Not ok if the group is broken, or if `rank` takes no part in it any more, as far as can be found out at once.
   Status look(Rank rank);
+  // Whether `rank` is known to have started an operation that this one has not submitted.
+  bool is_ahead(Rank rank);
   // With its connections: reads /proc for each other rank of this host.
   GroupState state(bool with_connections = false);
   void set_timeout(uint64_t timeout_ns);

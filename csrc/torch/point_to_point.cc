@@ -26,6 +26,7 @@ constexpr int kChannelsPerPause = 8;
 constexpr uint64_t kLookNs = 500'000'000;
 
 const char* const kCalled = "called";  // by each of the two ranks, under the channel's prefix
+constexpr Rank kAnyRank = -1;
 
 // The store as the making of a channel's group sees it: waits end with an error once look() tells one. Knows the keys
 // that this rank has left there.
@@ -70,15 +71,17 @@ class ChannelStore final : public PrefixStore {
 }  // namespace
 
 struct PointToPoint::Channel {
-  Channel(const Group& group, std::string its_label, Rank other, bool to_it)
+  Channel(const Group& group, std::string its_label, Rank other, bool to_it, int its_tag)
       : label(std::move(its_label)),
         peer(other),
         sends(to_it),
+        tag(its_tag),
         recorder(group.name() + "/" + label) {}
 
   const std::string label;
-  const Rank peer;
+  const Rank peer;  // kAnyRank: it holds receives until their senders are found
   const bool sends;
+  const int tag;
   const OperationRecorder recorder;
   uint64_t submitted = 0;
   Messages waiting;  // until there is a group
@@ -97,20 +100,22 @@ PointToPoint::PointToPoint(Engine& engine, std::shared_ptr<GroupStore> store)
 
 PointToPoint::~PointToPoint() { release(); }
 
-PointToPoint::Channel& PointToPoint::channel_of(const TensorOperation& message, Rank peer) {
-  const bool sends = message.collective == Collective::kSend;
-  std::unique_ptr<Channel>& channel = channels_[{peer, sends, message.tag}];
+PointToPoint::Channel& PointToPoint::channel_of(Rank peer, bool sends, int tag) {
+  std::unique_ptr<Channel>& channel = channels_[{peer, sends, tag}];
   if (channel) return *channel;
-  auto number = [&](Rank rank) { return std::to_string(store_->part().number_of(rank)); };
+  auto name = [&](Rank rank) {
+    return rank == kAnyRank ? std::string("any rank")
+                            : "rank " + std::to_string(store_->part().number_of(rank));
+  };
   Rank from = sends ? group_->rank() : peer, to = sends ? peer : group_->rank();
-  std::string label = "rank " + number(from) + " to rank " + number(to);
-  if (message.tag != 0) label += ", tag " + std::to_string(message.tag);
-  channel = std::make_unique<Channel>(*group_, std::move(label), peer, sends);
+  std::string label = name(from) + " to " + name(to);
+  if (tag != 0) label += ", tag " + std::to_string(tag);
+  channel = std::make_unique<Channel>(*group_, std::move(label), peer, sends, tag);
   return *channel;
 }
 
-void PointToPoint::submit(Group& group, const std::shared_ptr<TensorOperation>& message, Rank peer,
-                          uint64_t timeout_ns) {
+void PointToPoint::submit(Group& group, const std::shared_ptr<TensorOperation>& message,
+                          std::optional<Rank> peer, uint64_t timeout_ns) {
   message->timeout_ns = timeout_ns;
   message->deadline_ns = message->called_ns + timeout_ns;
   std::unique_lock lock(mutex_);
@@ -128,10 +133,21 @@ void PointToPoint::submit(Group& group, const std::shared_ptr<TensorOperation>& 
     });
     lock.lock();
   }
-  Channel& channel = channel_of(*message, peer);
+  Channel& channel =
+      channel_of(peer.value_or(kAnyRank), message->collective == Collective::kSend, message->tag);
   const Blocks& bytes = channel.sends ? message->input : message->output;
   message->record = channel.recorder.begin(message->collective, message->dtype, ++channel.submitted,
                                            bytes.largest(), message->called_ns);
+  enter(std::move(lock), channel, message);
+}
+
+void PointToPoint::enter(std::unique_lock<std::mutex> lock, Channel& channel,
+                         const std::shared_ptr<TensorOperation>& message) {
+  if (channel.peer != kAnyRank) {
+    const std::string other = group_->describe(channel.peer);
+    message->called = (channel.sends ? "send to " : "recv from ") + other;
+    message->source = channel.sends ? group_->rank() : channel.peer;
+  }
   if (Group* made = channel.group.get()) {
     lock.unlock();
     return made->submit(message, settings().tuning, true);
@@ -183,20 +199,23 @@ void PointToPoint::serve() {
     lock.unlock();
     bool look = now_ns() >= next_look;
     if (look) next_look = now_ns() + kLookNs;
+    int looks = 0;
     for (Channel* channel : pending) {
       bool met = false;
       Status fine = without_exceptions([&] {
         if (!store) store = std::make_shared<GroupStore::Connection>(*store_);
-        return meet(*store, *channel, look, &met);
+        bool any = channel->peer == kAnyRank;
+        looks += any ? group_->ranks() : 1;
+        return any ? match(*store, *channel, look) : meet(*store, *channel, look, &met);
       });
       if (!fine) {
-        if (store) tell(*store, *channel, fine);
+        if (store && channel->peer != kAnyRank) tell(*store, *channel, fine);
         fail(*channel, fine);
       }
       if (met) run([this, store, channel] { make(*store, *channel); });
     }
     lock.lock();
-    auto longest = kLongestPause * (1 + static_cast<int>(pending.size()) / kChannelsPerPause);
+    auto longest = kLongestPause * (1 + looks / kChannelsPerPause);
     pause = fresh_ ? kShortestPause : std::min<milliseconds>(2 * pause, longest);
     changed_.wait_for(lock, pause, [this] { return fresh_ || ended_; });
   }
@@ -221,18 +240,63 @@ Status PointToPoint::meet(GroupStore::Connection& store, Channel& channel, bool 
   *met = store.part().has(channel.called_by(channel.peer));
   std::unique_lock lock(mutex_);
   channel.making = *met;
-  if (*met || ended_) return {};
-  const std::string first = describe(channel), peer = group_->describe(channel.peer);
-  for (const auto& message : channel.waiting) {
-    if (now_ns() < message->deadline_ns) continue;
-    return {Code::kTimeout, first + " timed out after " + seconds_text(message->timeout_ns) +
-                                " on " + group_->describe(group_->rank()) + ": " +
-                                has_not_called(*message, peer)};
-  }
+  if (*met) return {};
+  if (Status late = overdue(channel); !late || ended_) return late;
+  const std::string first = describe(channel);
   lock.unlock();
   Status alive = look ? group_->look(channel.peer) : Status();
   if (alive) return {};
   return {alive.code(), first + " failed: " + alive.message()};
+}
+
+Status PointToPoint::overdue(const Channel& channel) const {
+  for (const auto& message : channel.waiting) {
+    if (now_ns() < message->deadline_ns || ended_) continue;
+    return {Code::kTimeout, describe(channel) + " timed out after " +
+                                seconds_text(message->timeout_ns) + " on " +
+                                group_->describe(group_->rank()) + ": " + missing(channel)};
+  }
+  return {};
+}
+
+// Whether a message of `peer` waits for a receive of this rank. A receive that names its sender comes first.
+bool PointToPoint::has_sent(GroupStore::Connection& store, Rank peer, int tag) {
+  std::unique_lock lock(mutex_);
+  Channel& channel = channel_of(peer, false, tag);
+  if (!channel.waiting.empty() || !channel.status) return false;
+  Group* group = channel.group.get();
+  const std::string called = channel.called_by(peer);
+  lock.unlock();
+  if (group == nullptr) return store.part().has(called);
+  return !group->status() || group->is_ahead(0);  // or the receive tells why it is broken
+}
+
+// Hands receives from any rank to the channels of ranks that have sent.
+Status PointToPoint::match(GroupStore::Connection& store, Channel& channel, bool look) {
+  Status gone;
+  bool one_is_left = false;
+  const auto first = static_cast<Rank>(channel.submitted % static_cast<uint64_t>(group_->ranks()));
+  for (int i = 0; i < group_->ranks(); ++i) {
+    const Rank peer = (first + i) % group_->ranks();  // another one first each time
+    if (peer == group_->rank()) continue;
+    if (has_sent(store, peer, channel.tag)) {
+      std::unique_lock lock(mutex_);
+      if (ended_ || channel.waiting.empty()) return {};
+      auto message = std::move(channel.waiting.front());
+      channel.waiting.pop_front();
+      Channel& of_peer = channel_of(peer, false, channel.tag);
+      enter(std::move(lock), of_peer, message);
+    }
+    Status alive = look ? group_->look(peer) : Status();
+    one_is_left |= alive.ok();
+    if (!alive && gone.code() != Code::kPeerLost) gone = std::move(alive);
+  }
+  std::lock_guard lock(mutex_);
+  if (channel.waiting.empty()) return {};
+  // A rank that has ended may have been to send; one that has left the group was not.
+  if (gone.code() == Code::kPeerLost || !one_is_left)
+    return {gone.code(), describe(channel) + " failed: " + gone.message()};
+  return overdue(channel);
 }
 
 // Both ranks have called, and each takes part in the making. What keeps the other one from it is seen in look().
@@ -278,10 +342,19 @@ void PointToPoint::make(GroupStore::Connection& store, Channel& channel) {
     channel.group->submit(message, settings().tuning, true);
 }
 
+std::string PointToPoint::name_of(Rank peer) const {
+  return peer == kAnyRank ? "any rank" : group_->describe(peer);
+}
+
+std::string PointToPoint::missing(const Channel& channel) const {
+  if (channel.peer == kAnyRank) return "no rank has called the matching send";
+  return has_not_called(*channel.waiting.front(), group_->describe(channel.peer));
+}
+
 std::string PointToPoint::describe(const Channel& channel) const {
   if (channel.waiting.empty()) return "a message";
   return describe_message(*channel.waiting.front(), channel.submitted - channel.waiting.size() + 1,
-                          group_->describe(channel.peer), group_->name());
+                          name_of(channel.peer), group_->name());
 }
 
 void PointToPoint::fail(Channel& channel, const Status& why) {
@@ -338,9 +411,8 @@ void PointToPoint::release() {
   for (const auto& [key, channel] : channels) {
     keys.insert(keys.end(), channel->keys.begin(), channel->keys.end());
     if (const Messages& waiting = channel->waiting; !waiting.empty()) {
-      std::string missed = has_not_called(*waiting.front(), group_->describe(channel->peer));
       fail(waiting, {Code::kAborted, std::string(kDestroyedByCaller) + " during " +
-                                         describe(*channel) + ": " + missed});
+                                         describe(*channel) + ": " + missing(*channel)});
     }
     LiveGroups::process().remove(channel->group.get());
     channel->group = nullptr;
@@ -355,14 +427,20 @@ GroupState PointToPoint::state_of(const Channel& channel) const {
   GroupState whole = group_->state();
   GroupState state;
   state.name = group_->name() + "/" + channel.label;
-  state.rank = channel.sends ? 0 : 1;
-  Rank from = channel.sends ? group_->rank() : channel.peer;
-  Rank to = channel.sends ? channel.peer : group_->rank();
-  for (Rank rank : {from, to}) {
-    state.members.push_back(whole.members[static_cast<size_t>(rank)]);
-    state.hosts.push_back(whole.hosts[static_cast<size_t>(rank)]);
+  if (channel.peer == kAnyRank) {
+    state.rank = whole.rank;
+    state.members = std::move(whole.members);
+    state.hosts = std::move(whole.hosts);
+  } else {
+    state.rank = channel.sends ? 0 : 1;
+    Rank from = channel.sends ? group_->rank() : channel.peer;
+    Rank to = channel.sends ? channel.peer : group_->rank();
+    for (Rank rank : {from, to}) {
+      state.members.push_back(whole.members[static_cast<size_t>(rank)]);
+      state.hosts.push_back(whole.hosts[static_cast<size_t>(rank)]);
+    }
   }
-  state.tallies.resize(2);
+  state.tallies.resize(state.members.size());
   state.submitted = channel.submitted;
   state.oldest = OldestOperation{channel.submitted - channel.waiting.size() + 1,
                                  channel.waiting.front()->collective,

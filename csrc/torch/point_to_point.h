@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -28,10 +29,11 @@ class PointToPoint {
   PointToPoint(const PointToPoint&) = delete;
   PointToPoint& operator=(const PointToPoint&) = delete;
 
-  // Starts a message to rank `peer` of `group`, or from it. It has to be complete `timeout_ns` after its call. The group
-  // must live until release().
-  void submit(Group& group, const std::shared_ptr<TensorOperation>& message, Rank peer,
-              uint64_t timeout_ns);
+  // Starts a message to rank `peer` of `group`, or from it; no `peer`: from whichever rank sends one with its tag, and
+  // `source` of the message tells which. It has to be complete `timeout_ns` after its call. The group must live until
+  // release().
+  void submit(Group& group, const std::shared_ptr<TensorOperation>& message,
+              std::optional<Rank> peer, uint64_t timeout_ns);
   // Fails all messages that are not complete, and all to come.
   void abort(const std::string& why);
   // Ends all channels. Messages that wait for a call of the other rank fail. The GIL must not be held.
@@ -42,12 +44,21 @@ class PointToPoint {
   using Key = std::tuple<Rank, bool, int>;  // the other rank, whether this one sends, the tag
   using Messages = std::deque<std::shared_ptr<TensorOperation>>;
 
-  Channel& channel_of(const TensorOperation& message, Rank peer);
-  std::string describe(const Channel& channel) const;  // its first waiting message
+  Channel& channel_of(Rank peer, bool sends, int tag);
+  // Gives the message to the channel's group, or to those that wait for it.
+  void enter(std::unique_lock<std::mutex> lock, Channel& channel,
+             const std::shared_ptr<TensorOperation>& message);
+  std::string name_of(Rank peer) const;
+  // Of its first waiting message.
+  std::string describe(const Channel& channel) const;
+  std::string missing(const Channel& channel) const;
   // Looks for the other ranks' calls, while channels wait for them. One thread at a time.
   void serve();
   bool ending() const;
   Status meet(GroupStore::Connection& store, Channel& channel, bool look, bool* met);
+  Status overdue(const Channel& channel) const;
+  bool has_sent(GroupStore::Connection& store, Rank peer, int tag);
+  Status match(GroupStore::Connection& store, Channel& channel, bool look);
   static void tell(GroupStore::Connection& store, Channel& channel, const Status& why);
   void make(GroupStore::Connection& store, Channel& channel);
   // The channel's messages fail, those to come as well.

@@ -433,31 +433,33 @@ WorkPtr ProcessGroupSMDDP::alltoall(Tensors& outputs, Tensors& inputs,
   return submit(all_to_all_of(to, from, rank_, size_), opts, OpType::ALLTOALL);
 }
 
-WorkPtr ProcessGroupSMDDP::pass(Tensors& tensors, bool sends, int peer, int tag) {
+WorkPtr ProcessGroupSMDDP::pass(Tensors& tensors, bool sends, std::optional<int> peer, int tag) {
   TensorRefList all = refs(tensors);
-  if (const char* reason = why_not_on_host(all))
-    return forward(sends ? "send" : "recv", all, reason, sends ? &Backend::send : &Backend::recv,
-                   tensors, peer, tag);
   require(all.size() == 1, sends ? "send takes one tensor" : "recv takes one tensor");
-  require(peer >= 0 && peer < size_ && peer != rank_, [&] {
-    return std::string(sends ? "send to" : "recv from") + " rank " + std::to_string(peer) +
-           (peer == rank_ ? " of the group is of the calling rank itself"
-                          : ", which the group does not have");
+  require(!peer || (*peer >= 0 && *peer < size_ && *peer != rank_), [&] {
+    return std::string(sends ? "send to" : "recv from") + " rank " + std::to_string(*peer) +
+           (*peer == rank_ ? " of the group is of the calling rank itself"
+                           : ", which the group does not have");
   });
+  require(size_ > 1, "send and recv need a group of several ranks");
   auto message = message_of(*all[0], sends, tag);
-  Group& core_group = group();
-  message->called = (sends ? "send to " : "recv from ") + core_group.describe(peer);
   auto limit_ns = static_cast<uint64_t>(std::chrono::nanoseconds(timeout_).count());
-  messages_.submit(core_group, message, peer, limit_ns);
-  OpType type = sends ? OpType::SEND : OpType::RECV;
+  messages_.submit(group(), message, peer, limit_ns);
+  OpType type = sends ? OpType::SEND : peer ? OpType::RECV : OpType::RECVANYSOURCE;
   return coalesced_.note(c10::make_intrusive<WorkSMDDP>(rank_, type, process_, std::move(message)));
 }
 
 WorkPtr ProcessGroupSMDDP::send(Tensors& tensors, int to, int tag) {
+  TensorRefList all = refs(tensors);
+  if (const char* reason = why_not_on_host(all))
+    return forward("send", all, reason, &Backend::send, tensors, to, tag);
   return pass(tensors, true, to, tag);
 }
 
 WorkPtr ProcessGroupSMDDP::recv(Tensors& tensors, int from, int tag) {
+  TensorRefList all = refs(tensors);
+  if (const char* reason = why_not_on_host(all))
+    return forward("recv", all, reason, &Backend::recv, tensors, from, tag);
   return pass(tensors, false, from, tag);
 }
 
@@ -465,10 +467,7 @@ WorkPtr ProcessGroupSMDDP::recvAnysource(Tensors& tensors, int tag) {
   TensorRefList all = refs(tensors);
   if (const char* reason = why_not_on_host(all))
     return forward("recv", all, reason, &Backend::recvAnysource, tensors, tag);
-  C10_THROW_ERROR(NotImplementedError,
-                  "smddp: recv needs the rank that sends: give it src, or call this recv and its "
-                  "sends on a group "
-                  "of backend \"gloo\", as new_group(backend=\"gloo\") makes it");
+  return pass(tensors, false, std::nullopt, tag);
 }
 
 // --- the fallback's ------------------------------------------------------------------------------

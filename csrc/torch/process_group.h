@@ -121,7 +121,7 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   // nullptr if the call was synchronous: the operation is complete then.
   template <class CallOptions>
   WorkPtr submit(std::shared_ptr<TensorOperation> op, const CallOptions& opts, c10d::OpType type);
-  WorkPtr pass(Tensors& tensors, bool sends, int peer, int tag);
+  WorkPtr pass(Tensors& tensors, bool sends, std::optional<int> peer, int tag);
   Group& group() const;
   // nullptr once the group is destroyed. Any thread may call it at any time.
   std::shared_ptr<Group> group_if_any() const;

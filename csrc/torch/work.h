@@ -21,6 +21,7 @@ class TensorOperation final : public Operation,
   std::vector<std::pair<at::Tensor, at::Tensor>> copy_back;  // (to, from)
   c10::SmallVector<std::byte, 64> scratch;                   // a barrier's bytes
   std::string called;        // "recv from rank 2 (host b)"; "": by its collective
+  int source = -1;           // of a message: the rank that sends; -1: not known yet
   uint64_t complete_ns = 0;  // set before complete()
 
   // Made by the first call, as few callers ask for it. May be called from any thread at any time.
@@ -60,6 +61,7 @@ class WorkSMDDP final : public c10d::Work {
   bool wait(std::chrono::milliseconds timeout) override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return operation_->future(); }
   uint64_t getSequencenumber() const override { return operation_->number(); }
+  int sourceRank() const override { return operation_->source; }
 
  private:
   const std::shared_ptr<Process> process_;

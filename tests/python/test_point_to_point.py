@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import signal
 import time
@@ -244,10 +245,47 @@ def a_group_of_some_ranks(ctx: Context) -> None:
         dist.destroy_process_group(group)
 
 
+@on("AAAA", "AABB", "ABCD")
+def messages_from_any_rank(ctx: Context) -> None:
+    """Rank 0 takes what the others send; those of one rank come in its order."""
+    for tag, numel in enumerate((1, 0, 300_000, 5000)):
+        if ctx.rank != 0:
+            for k in range(3):
+                dist.send(torch.full((numel,), ctx.rank * 10.0 + k), 0, tag=tag)
+            continue
+        came = [0] * ctx.size
+        for _ in range(3 * (ctx.size - 1)):
+            got = torch.empty(numel)
+            source = dist.recv(got, tag=tag)
+            assert bool((got == source * 10 + came[source]).all())
+            came[source] += 1
+        assert came == [0] + [3] * (ctx.size - 1)
+
+
+@on("AAA", "ABC")
+def receives_from_any_rank_in_flight(ctx: Context) -> None:
+    """Several at once, beside one that names its sender and comes first."""
+    if ctx.rank != 0:
+        for k in range(3):
+            dist.send(torch.tensor([ctx.rank * 10.0 + k]), 0)
+        return
+    named, *got = [torch.empty(1) for _ in range(6)]
+    works = [dist.irecv(named, 1), *(dist.irecv(tensor) for tensor in got)]
+    sources = []
+    for work in works:
+        assert work is not None
+        work.wait()
+        sources.append(work._source_rank())
+    values = [named.item(), *(t.item() for t in got)]
+    assert values[0] == 10.0
+    assert sources == [value // 10 for value in values]
+    for rank in (1, 2):
+        of_it = [value for value in values if value // 10 == rank]
+        assert of_it == [rank * 10.0 + k for k in range(3)]
+
+
 @on("AA")
 def calls_that_are_refused(ctx: Context) -> None:
-    with pytest.raises(NotImplementedError, match=r"give it src.*gloo"):
-        dist.recv(torch.empty(1))
     with pytest.raises(ValueError, match=f"rank {ctx.rank} .*itself"):
         dist.isend(torch.empty(1), ctx.rank)
 
@@ -297,6 +335,8 @@ def called(ctx: Context, known: bool, name: str, tag: int = 0) -> float:
         work = dist.isend(torch.zeros(1 << 20), 1, tag=tag)
     elif name == "recv":
         work = dist.irecv(tensor, 0, tag=tag)
+    elif name == "any":
+        work = dist.irecv(tensor, tag=tag)
     else:
         return 0.0
     assert time.monotonic() - began < 0.5
@@ -376,6 +416,42 @@ def left(ctx: Context, name: str) -> str:
     with pytest.raises(RuntimeError) as raised:
         work.wait()
     return str(raised.value)
+
+
+ANY = [(known, layout) for known in (False, True) for layout in ("AA", "AB")]
+
+
+def test_no_rank_sends_to_a_receive_from_any() -> None:
+    with at_once(((case, case[1]) for case in ANY), SHORT) as worlds:
+        for (known, _), world in worlds.items():
+            world.submit_to([1], called, known, "any", 7)
+            world.submit_to([0], called, known, "nothing", 7)
+        for (_, layout), world in worlds.items():
+            world.collect([0])
+            (failure,) = raised_by(world, [1], DEADLINE + GRACE)
+            for text in (
+                "recv from any rank of 4000 bytes, float32, tag 7, #1 of group '0'",
+                f"timed out after {DEADLINE} s on rank 1 (host-{layout[1]})",
+                "no rank has called the matching send",
+            ):
+                assert text in failure.message, failure.message
+            page = " ".join(world.log(0).split())
+            assert "recv #1 of group '0/any rank to rank 1, tag 7'" in page, page
+
+
+def test_a_rank_that_may_be_to_send_is_killed() -> None:
+    with at_once(((case, case[1]) for case in ANY), {"SMDDP_TIMEOUT_SECONDS": "40"}) as worlds:
+        for (known, _), world in worlds.items():
+            world.submit_to([1], called, known, "any")
+            world.submit_to([0], called, known, "nothing")
+        for world in worlds.values():
+            world.collect([0])
+            time.sleep(0.1)
+            world.signal(0, signal.SIGKILL)
+        for (_, layout), world in worlds.items():
+            (failure,) = raised_by(world, [1], 20)
+            for text in ("recv from any rank", f"rank 0 (host-{layout[0]})", "ended"):
+                assert text in failure.message, failure.message
 
 
 @pytest.mark.parametrize("layout", ["AA", "AB"])
@@ -488,3 +564,33 @@ def test_pipelines_of_torch_have_the_losses_of_gloo(worlds: Pool, name: str) -> 
         assert any(losses for losses, _ in got)
         for _, taken in got:
             assert taken and not [path for path in taken if path.startswith("fallback")], taken
+
+
+# ---- torch's own tests of messages
+
+OF_TORCH = [
+    f"test_{call}{profiler}"
+    for call in ("send_recv", "send_recv_any_source", "send_recv_with_tag", "isend")
+    for profiler in ("", "_autograd_profiler", "_torch_profiler")
+]
+
+
+def messages_of_torch(ctx: Context) -> None:
+    os.environ["BACKEND"] = "smddp"
+    from torch.testing._internal.common_utils import TestCase
+    from torch.testing._internal.distributed.distributed_test import DistributedTest
+
+    class Messages(TestCase, DistributedTest._DistTestBase):  # type: ignore[misc]
+        def _barrier(self) -> None:
+            dist.barrier()
+
+    for name in [*OF_TORCH, "test_irecv"]:
+        Messages(name).debug()
+    assert not [path for _, path in paths() if path.startswith("fallback")], paths()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["AAA", "AAB"])
+def test_of_torch(layout: str) -> None:
+    with fresh(layout) as world:
+        world.run(messages_of_torch)
