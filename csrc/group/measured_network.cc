@@ -14,35 +14,7 @@ namespace {
 
 static_assert(kPairExchanges == kFragmentsInFlight);
 
-constexpr std::chrono::seconds kPartnerTimeout(2);
-
-// The store of a pair's group. A rank that waits for the other one stops waiting soon, and if the group that
-// the pair is of can't be made.
-class PairStore final : public PrefixStore {
- public:
-  PairStore(Store& store, const std::string& prefix, std::pair<Rank, Rank> pair)
-      : PrefixStore(store, prefix, {pair.first, pair.second}),
-        whole_(store),
-        until_(now_ns() + kTimeoutNs) {}
-  Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys,
-                                                const std::string& stop) override {
-    Pause pause(std::chrono::milliseconds(8));
-    for (const std::string& key : keys) {
-      while (!has(key)) {
-        if (has(stop)) return Status(Code::kAborted, stop + " is in the store");
-        if (Status failure = published_failure(whole_); !failure) return failure;
-        if (now_ns() >= until_) return Status(Code::kTimeout, key + " is not in the store");
-        pause.sleep();
-      }
-    }
-    return PrefixStore::get(keys, stop);
-  }
-
- private:
-  static constexpr uint64_t kTimeoutNs = std::chrono::nanoseconds(kPartnerTimeout).count();
-  Store& whole_;
-  const uint64_t until_;
-};
+constexpr uint64_t kPartnerTimeoutNs = 2'000'000'000;
 
 // An AllGather of two ranks. Keeps its memory, which the network may use until a broken group is closed.
 class GatherOfTwo final : public Operation {
@@ -92,7 +64,14 @@ Result<Timings> measure_pair(Process& process, Store& store, std::pair<Rank, Ran
   its.network = NetworkModel{};
   its.recorded = false;
   its.whole_job = false;  // its two ranks are no directory of the job
-  PairStore part(store, "network/" + std::to_string(pair.first) + "/", pair);
+  // A rank that waits for the other one stops waiting soon, and if the group that the pair is of can't be made.
+  auto look = [&, until = now_ns() + kPartnerTimeoutNs]() -> Status {
+    if (Status failure = published_failure(store); !failure) return failure;
+    if (now_ns() < until) return {};
+    return {Code::kTimeout, "the other rank of the pair does not come"};
+  };
+  WatchedStore part(store, "network/" + std::to_string(pair.first) + "/", {pair.first, pair.second},
+                    std::chrono::milliseconds(8), look);
   auto group = Group::create(process, part, rank == pair.first ? 0 : 1, 2, std::move(its));
   if (!group) return group.status();
   GroupOfTwo two(process, *group.value());

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -73,6 +74,30 @@ class Pause {
   const std::chrono::milliseconds longest_;
   std::chrono::milliseconds next_{1};
 };
+// A part of a store whose waits end with an error once look() gives one. `longest`: its pause between looks.
+class WatchedStore : public PrefixStore {
+ public:
+  WatchedStore(Store& store, std::string prefix, std::vector<int> ranks,
+               std::chrono::milliseconds longest, std::function<Status()> look)
+      : PrefixStore(store, std::move(prefix), std::move(ranks)),
+        longest_(longest),
+        look_(std::move(look)) {}
+  Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys,
+                                                const std::string& stop) override {
+    auto there = [&] { return std::ranges::all_of(keys, [&](auto& key) { return has(key); }); };
+    for (Pause pause(longest_); !there(); pause.sleep()) {
+      if (has(stop)) return Status(Code::kAborted, stop + " is in the store");
+      // A rank sets its keys before look() tells that it is done.
+      if (Status fine = look_(); !fine && !there()) return fine;
+    }
+    return PrefixStore::get(keys, stop);
+  }
+
+ private:
+  const std::chrono::milliseconds longest_;
+  const std::function<Status()> look_;
+};
+
 // While so many ranks wait for one another: the more, the more look at one store. Not measured.
 inline std::chrono::milliseconds longest_pause_of(size_t ranks) {
   return std::max(std::chrono::milliseconds(50), std::chrono::milliseconds(ranks / 4));

@@ -28,12 +28,11 @@ constexpr uint64_t kLookNs = 500'000'000;
 const char* const kCalled = "called";  // by each of the two ranks, under the channel's prefix
 constexpr Rank kAnyRank = -1;
 
-// The store as the making of a channel's group sees it: waits end with an error once look() tells one. Knows the keys
-// that this rank has left there.
-class ChannelStore final : public PrefixStore {
+// Knows the keys that this rank has left in the store.
+class ChannelStore final : public WatchedStore {
  public:
   ChannelStore(Store& part, std::function<Status()> look)
-      : PrefixStore(part, ""), look_(std::move(look)) {}
+      : WatchedStore(part, "", {}, kLongestPause, std::move(look)) {}
 
   Status set(const std::string& key, const std::vector<uint8_t>& value) override {
     std::unique_lock lock(mutex_);
@@ -47,23 +46,12 @@ class ChannelStore final : public PrefixStore {
     lock.unlock();
     PrefixStore::remove(key);
   }
-  Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys,
-                                                const std::string& stop) override {
-    auto there = [&] { return std::ranges::all_of(keys, [&](auto& key) { return has(key); }); };
-    for (Pause pause(kLongestPause); !there(); pause.sleep()) {
-      if (has(stop)) return Status(Code::kAborted, stop + " is in the store");
-      // A rank sets its keys before look() tells that it is done.
-      if (Status fine = look_(); !fine && !there()) return fine;
-    }
-    return PrefixStore::get(keys, stop);
-  }
   std::set<std::string> keys() const {
     std::lock_guard lock(mutex_);
     return keys_;
   }
 
  private:
-  const std::function<Status()> look_;
   mutable std::mutex mutex_;
   std::set<std::string> keys_;
 };

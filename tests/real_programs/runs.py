@@ -78,10 +78,16 @@ def check(run: Run, reference: Run, case: Case) -> list[str]:
         wrong.append(f"Gloo's run logged the losses of steps {sorted(reference.losses)}")
     elif min(reference.losses[STEPS - 1], reference.losses[STEPS]) > reference.losses[1] - 0.3:
         wrong.append("nothing was learnt")
-    for collective in ("all_gather", "all_reduce", *["reduce_scatter"] * (case.stage == 3)):
+    messages = ["send", "recv"] * (case.pipe > 1)
+    for collective in (
+        "all_gather",
+        "all_reduce",
+        *["reduce_scatter"] * (case.stage == 3),
+        *messages,
+    ):
         if not run.calls(collective):
             wrong.append(f"smddp's ledger has no {collective}")
-    for collective in ("all_gather", "all_reduce"):
+    for collective in sorted({row["collective"] for row in run.ledger}):
         if run.calls(collective, own=False):
             wrong.append(f"{collective} went to the fallback")
     return wrong
