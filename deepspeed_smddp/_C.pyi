@@ -274,6 +274,9 @@ def host_device_reads_peers(how: str) -> None:
 def host_device_loses_sums(loses: bool) -> None:
     """Whether sums that are submitted to this device from now on do nothing, for tests."""
 
+def host_device_records(begins: bool) -> int:
+    """From then on until it is called with False, the caller's stream records a graph: commands."""
+
 def host_device_memory(largest: int, keeps_bytes: bool) -> None:
     """How this device allocates from now on, for tests: ``largest`` bytes at most.
 

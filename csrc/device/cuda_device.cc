@@ -12,7 +12,7 @@
 #include "device/cuda_api.h"
 #include "device/cuda_kernels.h"
 #include "device/cuda_sharing.h"
-#include "device/gdr.h"
+#include "device/gdr_flags.h"
 
 namespace smddp::device {
 namespace {
@@ -25,6 +25,20 @@ constexpr size_t kBytesPerBlock = 64 << 10;
 
 CUstream stream_of(Stream stream) { return static_cast<CUstream>(stream); }
 CUevent event_of(Event event) { return static_cast<CUevent>(event); }
+
+// While an object of this class lives, calls of this thread that are not stream work, such as mapping
+// memory, do not become part of a graph that is being recorded and do not invalidate it.
+class Relaxed {
+ public:
+  explicit Relaxed(const Api& api) : api_(api) { api_.cuThreadExchangeStreamCaptureMode(&mode_); }
+  ~Relaxed() { api_.cuThreadExchangeStreamCaptureMode(&mode_); }
+  Relaxed(const Relaxed&) = delete;
+  Relaxed& operator=(const Relaxed&) = delete;
+
+ private:
+  const Api& api_;
+  int mode_ = kCaptureRelaxed;
+};
 
 class CudaDevice final : public Device {
  public:
@@ -238,56 +252,15 @@ class CudaDevice final : public Device {
     api_.cuMemHostUnregister(address);
   }
 
-  // The flags are in the GPU's memory if GDRCopy is available, so that the CPU can write there.
+  // In the GPU's memory if GDRCopy is available, so that a stream that waits reads no host memory.
   Result<std::unique_ptr<HostFlags>> create_flags() override {
-    const Result<Gdr>& gdr = Gdr::open();
-    if (gdr) {
-      auto made = flags_on_gpu(gdr.value());
-      if (made) return made;
-      log(LogLevel::kInfo, made.status().message() + "; flags are in pinned host memory");
-    }
+    auto made = flags_on_gpu(*this);
+    if (made) return made;
+    log(LogLevel::kInfo, made.status().message() + "; flags are in pinned host memory");
     return Device::create_flags();
   }
 
  private:
-  class FlagsOnGpu final : public HostFlags {
-   public:
-    FlagsOnGpu(CudaDevice& device, const Gdr& gdr, CUdeviceptr memory, CUdeviceptr page,
-               Gdr::Mapping mapping)
-        : device_(device), gdr_(gdr), memory_(memory), page_(page), mapping_(mapping) {
-      for (size_t i = 0; i < kMost; ++i) set(i, 0);
-    }
-    ~FlagsOnGpu() override {
-      gdr_.unmap(mapping_);
-      Aside aside(device_);
-      device_.api_.cuMemFree(memory_);
-    }
-    uint32_t* on_device(size_t i) const override {
-      return reinterpret_cast<uint32_t*>(page_ + i * kStride);
-    }
-    void set(size_t i, uint32_t value) override { gdr_.write(mapping_, i * kStride, value); }
-
-   private:
-    CudaDevice& device_;
-    const Gdr& gdr_;
-    const CUdeviceptr memory_, page_;
-    const Gdr::Mapping mapping_;
-  };
-  Result<std::unique_ptr<HostFlags>> flags_on_gpu(const Gdr& gdr) {
-    Aside aside(*this);
-    CUdeviceptr memory = 0;
-    Status s = check(api_.cuMemAlloc(&memory, 2 * Gdr::kPage), "cuMemAlloc");
-    if (!s) return s;
-    CUdeviceptr page = (memory + Gdr::kPage - 1) / Gdr::kPage * Gdr::kPage;
-    auto mapping = gdr.map(page);
-    if (!mapping) {
-      api_.cuMemFree(memory);
-      return mapping.status();
-    }
-    return std::unique_ptr<HostFlags>(
-        std::make_unique<FlagsOnGpu>(*this, gdr, memory, page, mapping.value()));
-  }
-
   // While an object of this class lives, the device's context is current in this thread. Within another such
   // object of the device it calls nothing.
   class Inside {
@@ -310,23 +283,8 @@ class CudaDevice final : public Device {
     const CudaDevice& device_;
     const CudaDevice* const outer_;
   };
-  // While an object of this class lives, calls of this thread that are not stream work, such as mapping
-  // memory, do not become part of a graph that is being recorded and do not invalidate it.
-  class Relaxed {
-   public:
-    explicit Relaxed(const CudaDevice& device) : device_(device) {
-      device_.api_.cuThreadExchangeStreamCaptureMode(&mode_);
-    }
-    ~Relaxed() { device_.api_.cuThreadExchangeStreamCaptureMode(&mode_); }
-    Relaxed(const Relaxed&) = delete;
-    Relaxed& operator=(const Relaxed&) = delete;
-
-   private:
-    const CudaDevice& device_;
-    int mode_ = kCaptureRelaxed;
-  };
   struct Aside {
-    explicit Aside(const CudaDevice& device) : inside(device), relaxed(device) {}
+    explicit Aside(const CudaDevice& device) : inside(device), relaxed(device.api_) {}
     Inside inside;
     Relaxed relaxed;
   };
@@ -374,6 +332,20 @@ class CudaDevice final : public Device {
 };
 
 }  // namespace
+
+bool cuda_stream_records(Stream stream) {
+  int state = kCaptureNone;
+  const Result<Api>& driver = api();
+  return driver && driver.value().cuStreamIsCapturing(stream_of(stream), &state) == 0 &&
+         state != kCaptureNone;
+}
+
+void outside_of_recordings(const std::function<void()>& function) {
+  const Result<Api>& driver = api();
+  if (!driver) return function();
+  Relaxed relaxed(driver.value());
+  function();
+}
 
 bool has_cuda_kernels() { return cuda_kernels() != nullptr; }
 

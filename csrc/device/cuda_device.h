@@ -2,6 +2,7 @@
 // group or operation. The torch module calls it.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "device/device.h"
@@ -10,6 +11,12 @@ namespace smddp::device {
 
 // GPU `ordinal` in CUDA's numbering in this process. The error says why it can't be used.
 Result<std::unique_ptr<Device>> open_cuda_device(int ordinal);
+
+// Whether work that is submitted to the stream goes into a graph. False without a driver.
+bool cuda_stream_records(Stream stream);
+// Calls `function`, in which this thread may allocate and load what a recording would otherwise forbid, or be
+// invalidated by.
+void outside_of_recordings(const std::function<void()>& function);
 
 // True if this build contains the reduction kernels.
 bool has_cuda_kernels();

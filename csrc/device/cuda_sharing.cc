@@ -161,7 +161,9 @@ Status CudaSharing::open_recalls() {
   return RecallServer::open().into(recalls_);
 }
 
-// A handle of freed memory is forgotten here as well, and its descriptor closed: that keeps memory allocated.
+// A handle of freed memory is forgotten here as well, and its descriptor closed: that keeps memory allocated. A
+// handle that a peer still uses is kept, so that a further recall asks again; but not a descriptor's, whose memory
+// lives as long as the peer's mapping, whoever frees it.
 size_t CudaSharing::recall(const void* address, size_t bytes) {
   CUdeviceptr from = pointer(address), to = from + bytes;
   std::vector<RecalledMemory> recalled;
@@ -169,13 +171,20 @@ size_t CudaSharing::recall(const void* address, size_t bytes) {
     std::lock_guard lock(mutex_);
     for (auto known = handles_.lower_bound(from); known != handles_.end() && known->first < to;) {
       recalled.push_back({known->first, known->second.id});
-      forget(known++);
+      auto at = known++;
+      if (at->second.kind == Allocation::Kind::kShareable) forget(at);
     }
     if (recalled.empty()) return 0;
   }
   // The peers' mappings may be in use until the streams are done, for which cuMemFree() waits as well.
   (void)api_.cuCtxSynchronize();
-  return recalls_->recall(recalled, kRecallLimit);
+  size_t late = recalls_->recall(recalled);
+  std::lock_guard lock(mutex_);
+  for (const RecalledMemory& each : recalled) {
+    auto known = handles_.find(each.base);
+    if (late == 0 && known != handles_.end() && known->second.id == each.id) forget(known);
+  }
+  return late;
 }
 
 // An open descriptor keeps the memory allocated. Closes the descriptors of memory that its owner has freed

@@ -139,7 +139,8 @@ class Device {
   virtual Result<std::vector<Allocation>> export_memory(const void* address, size_t bytes) = 0;
   // To be called before memory in [address, address + bytes) is freed, which cuMemFree() and an allocator's
   // release are: the processes that have mapped it end their mappings. Waits for work of the device and for
-  // these processes, for two seconds at most; the number of those that have not answered by then.
+  // these processes, in all for recall_limit. The number of those that have not answered by then: not zero, the
+  // memory must not be freed, and may be recalled again.
   virtual size_t recall(const void* address, size_t bytes) = 0;
   // Maps `allocation` of process `pid` until release_memory(). Returns its first address in this process.
   virtual Result<void*> import_memory(const Allocation& allocation, int pid) = 0;

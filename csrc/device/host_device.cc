@@ -19,6 +19,8 @@ namespace {
 
 using EventPtr = std::shared_ptr<HostEvent>;
 
+constexpr int kNeverWritten = 0xbd;
+
 HostStream& host_stream(Stream stream) { return *static_cast<HostStream*>(stream); }
 const EventPtr& host_event(Event event) { return *static_cast<EventPtr*>(event); }
 
@@ -77,8 +79,12 @@ Result<void*> HostDevice::allocate(size_t bytes) {
   allocation.id = next_id_++;
   allocation.descriptor = segment.release();
   allocations_[allocation.base] = allocation;
-  if (auto kept = kept_bytes_.find(bytes); keeps_bytes_ && kept != kept_bytes_.end())
+  auto kept = kept_bytes_.find(bytes);
+  if (keeps_bytes_ && kept != kept_bytes_.end()) {
     std::memcpy(at.value(), kept->second.data(), bytes);
+  } else {
+    std::memset(at.value(), kNeverWritten, bytes);
+  }
   return at;
 }
 
@@ -292,7 +298,7 @@ size_t HostDevice::recall(const void* address, size_t bytes) {
       if (at->second.owner != RecallName{}) recalled.push_back({at->first, at->second.id});
     }
   }
-  return recalled.empty() ? 0 : recalls_->recall(recalled, kRecallLimit);
+  return recalled.empty() ? 0 : recalls_->recall(recalled);
 }
 
 Result<void*> HostDevice::import_memory(const Allocation& allocation, int pid) {

@@ -26,7 +26,8 @@ class HostDevice final : public Device {
  public:
   ~HostDevice() override;
 
-  Result<void*> allocate(size_t bytes) override;  // zeroed, but for set_keeps_bytes()
+  // Its bytes are no values that a test expects, as a GPU clears nothing; see set_keeps_bytes().
+  Result<void*> allocate(size_t bytes) override;
   void free(void* address) override;
   // How often memory was freed that another process still had mapped, which no device allows.
   size_t freed_while_mapped() const { return freed_while_mapped_; }

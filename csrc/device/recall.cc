@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstdlib>
 #include <utility>
 
@@ -12,6 +13,15 @@ namespace smddp::device {
 namespace {
 
 constexpr const char* kRecalls = "recalls";
+// A socket holds some 200 KB, and a process may have thousands of pieces mapped.
+constexpr size_t kMostInMessage = 256;
+
+// What a server sends, without the memory beyond `count`; the client's answer is the number.
+struct Recall {
+  uint64_t number, count;
+  RecalledMemory memory[kMostInMessage];
+  size_t bytes() const { return offsetof(Recall, memory) + count * sizeof memory[0]; }
+};
 
 }  // namespace
 
@@ -27,43 +37,51 @@ void RecallServer::accept_clients() {
   while (true) {
     FileDescriptor client(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!client) return;
-    if (of_this_user(client.get())) clients_.push_back(std::move(client));
+    if (of_this_user(client.get())) clients_.push_back({std::move(client)});
   }
 }
 
-size_t RecallServer::recall(const std::vector<RecalledMemory>& memory,
-                            std::chrono::milliseconds limit) {
+size_t RecallServer::recall(std::span<const RecalledMemory> memory) {
   // A forked child has the sockets too, and frees nothing of the device's.
   if (memory.empty() || getpid() != pid_) return 0;
-  auto until = std::chrono::steady_clock::now() + limit;
+  auto until = std::chrono::steady_clock::now() + recall_limit.load();
   std::lock_guard lock(mutex_);
   accept_clients();
-  std::erase_if(clients_, [&](const FileDescriptor& client) {
-    return !std::all_of(memory.begin(), memory.end(), [&](const RecalledMemory& each) {
-      return send(client.get(), &each, sizeof each, MSG_NOSIGNAL) == sizeof each ||
-             errno == EAGAIN;  // it answers nothing: it counts as late below
-    });
-  });
-  size_t late = 0;
-  for (FileDescriptor& client : clients_)
-    late += all_answered(client, memory.back(), until) ? 0 : 1;
-  return late;
+  for (size_t from = 0; from < memory.size(); from += kMostInMessage)
+    ask(memory.subspan(from, std::min(kMostInMessage, memory.size() - from)), until);
+  return static_cast<size_t>(std::ranges::count_if(clients_, &Client::late));
 }
 
-// Answers come in the order of the recalls; those to earlier recalls may come late.
-bool RecallServer::all_answered(FileDescriptor& client, const RecalledMemory& last,
-                                std::chrono::steady_clock::time_point until) {
-  while (true) {
-    RecalledMemory answered{};
-    ssize_t got = recv(client.get(), &answered, sizeof answered, 0);
-    if (got == sizeof answered && answered == last) return true;
-    if (got == sizeof answered || (got < 0 && errno == EINTR)) continue;
-    if (got >= 0 || errno != EAGAIN)
-      return true;  // the process has ended, and its mappings with it
+void RecallServer::ask(std::span<const RecalledMemory> memory, Time until) {
+  Recall sent{++recalls_, memory.size(), {}};
+  std::ranges::copy(memory, sent.memory);
+  std::vector<Client*> prompt;
+  for (Client& client : clients_) {
+    await(client, Time());
+    if (!client.late()) prompt.push_back(&client);
+    auto bytes = static_cast<ssize_t>(sent.bytes());
+    if (send(client.socket.get(), &sent, sent.bytes(), MSG_NOSIGNAL) == bytes) {
+      client.asked = sent.number;
+    } else if (errno != EAGAIN) {  // EAGAIN: full of what a late one has not read
+      client.socket = {};
+    }
+  }
+  for (Client* client : prompt) await(*client, until);
+  std::erase_if(clients_, [](const Client& client) { return !client.socket; });
+}
+
+void RecallServer::await(Client& client, Time until) {
+  while (client.socket && client.late()) {
+    ssize_t got = recv(client.socket.get(), &client.answered, sizeof client.answered, 0);
+    if (got == sizeof client.answered || (got < 0 && errno == EINTR)) continue;
+    if (got >= 0 || errno != EAGAIN) {
+      client.socket = {};  // the process has ended, and its mappings with it
+      return;
+    }
     auto left =
         std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
-    if (left.count() <= 0) return false;
-    pollfd watched{client.get(), POLLIN, 0};
+    if (left.count() <= 0) return;
+    pollfd watched{client.socket.get(), POLLIN, 0};
     (void)poll(&watched, 1, static_cast<int>(left.count()));
   }
 }
@@ -115,13 +133,16 @@ void RecallClient::run() {
 }
 
 bool RecallClient::answer(const Server& server) {
-  RecalledMemory memory{};
-  ssize_t got = recv(server.socket.get(), &memory, sizeof memory, MSG_DONTWAIT);
+  Recall asked{};
+  ssize_t got = recv(server.socket.get(), &asked, sizeof asked, MSG_DONTWAIT);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return true;
-  if (got != sizeof memory) return false;
-  forget_(server.pid, memory);
-  return send(server.socket.get(), &memory, sizeof memory, MSG_NOSIGNAL | MSG_DONTWAIT) ==
-         sizeof memory;
+  if (got < static_cast<ssize_t>(offsetof(Recall, memory)) || asked.count > kMostInMessage ||
+      got != static_cast<ssize_t>(asked.bytes()))
+    return false;
+  for (const RecalledMemory& memory : std::span(asked.memory, asked.count))
+    forget_(server.pid, memory);
+  return send(server.socket.get(), &asked.number, sizeof asked.number,
+              MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof asked.number;
 }
 
 }  // namespace smddp::device

@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -32,27 +33,36 @@ struct RecalledMemory {
   bool operator==(const RecalledMemory&) const = default;
 };
 
-inline constexpr auto kRecallLimit = std::chrono::seconds(2);
+// How long the owner waits: a busy host's processes answer sooner. Tests set it.
+inline std::atomic<std::chrono::milliseconds> recall_limit{std::chrono::seconds(10)};
 
 class RecallServer {
  public:
   static Result<std::unique_ptr<RecallServer>> open();
   const RecallName& name() const { return name_; }
-  // Returns once no client has the memory mapped, or after `limit`; the number of clients that have not
-  // answered by then. Called by any thread, one at a time.
-  size_t recall(const std::vector<RecalledMemory>& memory, std::chrono::milliseconds limit);
+  // Returns once no client has the memory mapped, or after recall_limit; the number of clients that have not
+  // answered by then. A client that was late once is not waited for again before it has answered: whatever is
+  // recalled, a process that is stopped costs the limit once. Called by any thread, one at a time.
+  size_t recall(std::span<const RecalledMemory> memory);
 
  private:
+  struct Client {
+    FileDescriptor socket;
+    uint64_t asked = 0, answered = 0;  // numbers of recalls
+    bool late() const { return answered < asked; }
+  };
+  using Time = std::chrono::steady_clock::time_point;
   RecallServer() = default;
   void accept_clients();
-  bool all_answered(FileDescriptor& client, const RecalledMemory& last,
-                    std::chrono::steady_clock::time_point until);
+  void ask(std::span<const RecalledMemory> memory, Time until);
+  static void await(Client& client, Time until);
 
   const int pid_ = getpid();
   RecallName name_{};
   FileDescriptor listener_;
   std::mutex mutex_;
-  std::vector<FileDescriptor> clients_;
+  uint64_t recalls_ = 0;
+  std::vector<Client> clients_;
 };
 
 class RecallClient {

@@ -117,7 +117,7 @@ Status DeviceGroup::submit(const std::shared_ptr<DeviceOperation>& operation,
   std::lock_guard calls(calls_);
   if (Status ok = status(); !ok) return ok;
   if (Status s = device_.capturing(callers).into(op.captured_); !s) return s;
-  if (Status room = links_->pipelines.reserve(op, op.captured_); !room) return room;
+  if (Status room = links_->pipelines.reserve(op); !room) return room;
   op.group_ = shared_from_this();
   op.started_ns_ = now_ns();
   if (Status called = op.begin(device_, callers); !called) return called;

@@ -49,7 +49,8 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
                                                      bool sums = true, EndProcess end_process = {});
   ~DeviceGroup();
 
-  // Starts the operation, after all that the stream `callers` holds.
+  // Starts the operation, after all that the stream `callers` holds. That must record no graph if the operation has
+  // exchanges.
   Status submit(const std::shared_ptr<DeviceOperation>& operation, device::Stream callers);
   // Waits until all ranks have called the operation or it has failed, for at most `timeout` (zero: no
   // limit). False after that.

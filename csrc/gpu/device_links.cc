@@ -231,13 +231,8 @@ Status DeviceLinks::try_peers(device::Stream main, uint64_t limit_ns, bool sums)
   return all ? agree(process_.engine(), *host_group, tried) : tried;
 }
 
-Status PipelineSet::reserve(const DeviceOperation& op, bool recorded) const {
+Status PipelineSet::reserve(const DeviceOperation& op) const {
   if (op.exchanges.empty()) return {};
-  if (recorded) {
-    return {Code::kInvalid,
-            "a collective that goes through the CPU can't be recorded in a CUDA graph: one between "
-            "hosts, or a sum with reduce_on \"cpu\"; call it outside of the graph"};
-  }
   PinnedPipeline* pipeline = of(op);
   if (pipeline == nullptr)
     return {Code::kInternal, "an operation needs a pipeline between ranks that was not opened"};

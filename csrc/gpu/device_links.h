@@ -23,8 +23,8 @@ struct PipelineSet {
   PinnedPipeline* of(const DeviceOperation& op) const {
     return op.exchanges.empty() ? nullptr : op.among_all ? all.get() : rail.get();
   }
-  // Makes room for the operation's exchanges. `recorded`: the operation is to be recorded in a graph.
-  Status reserve(const DeviceOperation& op, bool recorded) const;
+  // Makes room for the operation's exchanges.
+  Status reserve(const DeviceOperation& op) const;
   Status status() const;  // of the first that is broken
   std::vector<PinnedPipeline*> open() const;
 };

@@ -8,9 +8,13 @@
 
 namespace smddp {
 
-// Calls `freed` before a segment of GPU `index` is freed, and after a part of an expandable segment has been
-// unmapped, from now on until the process ends, with the allocator's lock of that GPU held. Not ok: there is no
-// such allocator, or this build does not know it.
-Status follow_gpu_allocator(int index, std::function<void(const void* at, size_t bytes)> freed);
+// Is told of memory that is about to be freed; returns why it must not be: nullptr: it may.
+using Freeing = std::function<const char*(const void* at, size_t bytes)>;
+
+// Calls `freeing` before a segment of GPU `index` is freed, and after a part of an expandable segment has been
+// unmapped, from now on until the process ends, with the allocator's lock of that GPU held. A segment that must not be
+// freed stays in the allocator's cache, and the call that would free it (empty_cache(), or an allocation for which
+// there is no memory) raises the reason. Not ok: there is no such allocator, or this build does not know it.
+Status follow_gpu_allocator(int index, Freeing freeing);
 
 }  // namespace smddp

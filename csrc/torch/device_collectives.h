@@ -121,6 +121,10 @@ class DeviceCollectives {
   DeviceGroup& group() { return *group_; }
   int rank() const { return rank_; }
   int ranks() const { return static_cast<int>(ranks_); }
+  // Whether a graph can hold the collective: it passes through no CPU.
+  bool can_be_recorded(Collective collective) const {
+    return device_way(place(), collective != Collective::kAllGather) == DeviceWay::kHost;
+  }
   // The path of a collective by the settings as they are now.
   const char* way(Collective collective) const {
     return name_of_way(place(), collective != Collective::kAllGather);

@@ -10,9 +10,11 @@
 
 #include "common/clock.h"
 #include "common/exceptions.h"
+#include "device/cuda_device.h"
 #include "torch/error_state.h"
 #include "torch/runtime.h"
 #include "torch/statistics.h"
+#include "torch/torch_device.h"
 
 namespace smddp {
 namespace {
@@ -86,7 +88,7 @@ struct Works {
 // The operation that this thread took last.
 struct ForwardedCall {
   recorder::Mark record;
-  bool on_gloo = false;
+  bool on_gloo = false, recorded = false;  // into a graph
   std::string what;
 };
 thread_local ForwardedCall taken;
@@ -120,6 +122,10 @@ bool first_time(const std::string& operation, const std::string& backend) {
 }  // namespace
 
 c10::intrusive_ptr<c10d::Work> Fallback::note(c10::intrusive_ptr<c10d::Work> work) {
+  if (taken.recorded) {  // to ask whether it is complete would invalidate the recording
+    taken.record.end(0, true);
+    return work;
+  }
   {
     std::lock_guard lock(works().mutex);
     if (works().under_way.size() >= 64) std::erase_if(works().under_way, gone);
@@ -181,8 +187,9 @@ bool Fallback::takes(TensorRefs tensors, const c10d::ReduceOp* op) {
   return true;
 }
 
-c10d::Backend& Fallback::take(const char* operation, c10::DeviceType device, uint64_t bytes,
-                              const char* reason) {
+c10d::Backend& Fallback::take(const char* operation, TensorRefs tensors, const char* reason) {
+  c10::DeviceType device = tensors.empty() ? c10::kCPU : tensors[0]->device().type();
+  uint64_t bytes = bytes_of(tensors);
   const char* name = name_for(device);
   // What was chosen is no surprise: nothing to forbid, and nothing to warn of.
   bool routed = reason == kRouted;
@@ -203,9 +210,14 @@ c10d::Backend& Fallback::take(const char* operation, c10::DeviceType device, uin
   auto& recorder = recorder::FlightRecorder::process();
   // Two ranks alone call a send and its receive, so that these have no place among the group's operations.
   uint64_t number = is_point_to_point(operation) ? 0 : ++collectives_;
+  bool recorded = TorchDevice::records(tensors);
+  if (device == c10::kCUDA && number > 0) {
+    if (recorded) connect(tensors[0]->device());
+    connected_ = true;
+  }
   uint64_t now = now_ns();
   taken = {recorder.begin({recorded_group_, recorder.text(operation), 0, number, bytes, now}),
-           device != c10::kCUDA,
+           device != c10::kCUDA, recorded,
            std::string(operation) + (number > 0 ? " #" + std::to_string(number) : "") +
                " of group '" + group_ + "' over " + name};
   taken.record.start(now, recorder.text(path));
@@ -214,6 +226,13 @@ c10d::Backend& Fallback::take(const char* operation, c10::DeviceType device, uin
     row.bytes += bytes;
   });
   return chosen;
+}
+
+void Fallback::connect(c10::Device gpu) {
+  if (connected_) return;
+  c10d::Backend& nccl = backend(c10::kCUDA);
+  device::outside_of_recordings([&] { nccl.eagerConnectSingleDevice(gpu); });
+  connected_ = true;
 }
 
 c10d::Backend& Fallback::backend(c10::DeviceType device) {

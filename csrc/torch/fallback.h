@@ -25,10 +25,14 @@ class Fallback {
 
   Fallback(std::string group, std::string rendezvous, Factory factory, Address address);
 
-  // Counts `operation` with `bytes`, and returns the backend for tensors on `device`. `reason`: why smddp
-  // does not carry it. Throws if the settings forbid fallbacks, unless the reason is kRouted.
-  c10d::Backend& take(const char* operation, c10::DeviceType device, uint64_t bytes,
-                      const char* reason);
+  // Counts `operation`, and returns the backend for such tensors. `reason`: why smddp does not carry it. Throws
+  // if the settings forbid fallbacks, unless the reason is kRouted. NCCL is connected before it is recorded in a
+  // graph.
+  c10d::Backend& take(const char* operation, TensorRefs tensors, const char* reason);
+  // Connects NCCL on this GPU, unless it has carried a collective: a call of all ranks.
+  void connect(c10::Device gpu);
+  // Made at the first call.
+  c10d::Backend& backend(c10::DeviceType device);
   // Whether every form of call on such tensors works there: else what the user routes away stays smddp's.
   static bool takes(TensorRefs tensors, const c10d::ReduceOp* op);
   // Notes the work of the operation that this thread took last, for settle() and the flight recorder; returns
@@ -45,12 +49,11 @@ class Fallback {
   void shutdown();
 
  private:
-  c10d::Backend& backend(c10::DeviceType device);
-
   std::string group_;
   std::string rendezvous_;
   recorder::Text recorded_group_;
   std::atomic<uint64_t> collectives_{0};
+  std::atomic<bool> connected_{false};  // NCCL, among all ranks
   Factory factory_;
   Address address_;
   std::mutex mutex_;

@@ -270,6 +270,7 @@ void define_simulated_device(py::module_& m) {
             HostDevice::Command::kSum, loses ? HostDevice::Fault::kLost : HostDevice::Fault::kNone);
       },
       py::arg("loses"));
+  m.def("host_device_records", &TorchDevice::record_host, py::arg("begins"));
   m.def(
       "host_device_memory",
       [](size_t largest, bool keeps_bytes) {

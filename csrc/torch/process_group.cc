@@ -21,6 +21,11 @@ constexpr char kNotOurs[] =
     "smddp owns all_gather, reduce_scatter, all_reduce and barrier, and on CPUs broadcast, reduce, "
     "gather, scatter, all_to_all, send and recv";
 
+constexpr char kRecorded[] =
+    "a CUDA graph is being recorded, and this collective passes through the CPU (between hosts, or "
+    "a sum with "
+    "reduce_on \"cpu\")";
+
 TensorRefList joined(TensorRefs first, TensorRefs rest) {
   TensorRefList all(first);
   all.append(rest.begin(), rest.end());
@@ -202,8 +207,14 @@ void ProcessGroupSMDDP::shutdown() {
   fallback_.shutdown();
 }
 
+void ProcessGroupSMDDP::eagerConnectSingleDevice(at::Device device) {
+  group();  // throws if the group is gone
+  if (device.is_cuda()) fallback_.connect(device);
+}
+
 std::shared_ptr<c10::Allocator> ProcessGroupSMDDP::getMemAllocator() {
-  return {&shared_allocator(), [](c10::Allocator*) {}};
+  group();  // throws if the group is gone
+  return fallback_.backend(c10::kCUDA).getMemAllocator();
 }
 
 at::Tensor ProcessGroupSMDDP::allocateTensor(long size, at::TensorOptions options) {
@@ -234,6 +245,8 @@ ProcessGroupSMDDP::Carrier ProcessGroupSMDDP::carrier(Collective collective, Ten
   bool away = routes_.any(collective, type) && Fallback::takes(tensors, op) &&
               routes_.leads_away(collective, type, bytes_of(whole), !coalesced_.is_open());
   if (away) return {kRouted};
+  if (device != nullptr && !device->can_be_recorded(collective) && TorchDevice::records(tensors))
+    return {kRecorded};
   if (device == nullptr || !settings().check_first_use) return {nullptr, device};
   return {first_use_.objection(*device, collective, engine_, group()), device};
 }
@@ -264,9 +277,8 @@ WorkPtr ProcessGroupSMDDP::submit(std::shared_ptr<TensorOperation> op, const Cal
 c10d::Backend& ProcessGroupSMDDP::fallback(const char* operation, TensorRefs tensors,
                                            const char* reason) {
   group();  // throws if the group is gone
-  c10::DeviceType device = tensors.empty() ? c10::kCPU : tensors[0]->device().type();
-  c10d::Backend& chosen = fallback_.take(operation, device, bytes_of(tensors), reason);
-  if (device == c10::kCUDA) coalesced_.enter(chosen);
+  c10d::Backend& chosen = fallback_.take(operation, tensors, reason);
+  if (!tensors.empty() && tensors[0]->is_cuda()) coalesced_.enter(chosen);
   return chosen;
 }
 

@@ -47,8 +47,12 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   bool supportsCoalescing() const override;
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
-  // CPU tensors in memory that the ranks of the host read and write in place.
+  // Connects NCCL, which carries what smddp does not: so a graph can record that. A call of all ranks. torch makes it
+  // for backends that split only.
+  void eagerConnectSingleDevice(at::Device device) override;
+  // NCCL's: torch makes pools of GPU memory with it.
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
+  // CPU tensors in memory that the ranks of the host read and write in place.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
 

@@ -30,6 +30,10 @@ Use use() {
   return chosen;
 }
 
+constexpr char kStillMapped[] =
+    "smddp: GPU memory is not freed, as a process of this host has mapped it and does not answer; "
+    "what CUDA does with such memory is not defined";
+
 struct Known {
   std::mutex mutex;
   std::map<int, Result<TorchDevice*>> by_index;  // -1: the device that threads simulate
@@ -61,10 +65,23 @@ at::Tensor TorchDevice::host_empty(int64_t bytes) {
   return at::from_blob(
       memory.value(), {bytes},
       [bytes](void* at) {
-        host_device().recall(at, static_cast<size_t>(bytes));
-        host_device().free(at);
+        if (host_device().recall(at, static_cast<size_t>(bytes)) == 0)
+          return host_device().free(at);
+        log(LogLevel::kWarning, kStillMapped);
       },
       at::TensorOptions(at::kByte));
+}
+
+size_t TorchDevice::record_host(bool begins) {
+  at::Tensor there = host_empty(1);
+  device::Stream stream = of(&there).value()->current();
+  if (begins) {
+    if (Status s = host_device().begin_recording(stream); !s) throw_status(s);
+    return 0;
+  }
+  auto graph = host_device().end_recording(stream);
+  if (!graph) throw_status(graph.status());
+  return graph.value()->size();
 }
 
 bool TorchDevice::concerns(TensorRefs tensors) {
@@ -74,6 +91,18 @@ bool TorchDevice::concerns(TensorRefs tensors) {
     if (!t->is_cuda() && !of_host_device(*t) && !(t->is_cpu() && t->numel() == 0)) return false;
   }
   return tensors[0]->is_cuda() || is_simulated();
+}
+
+bool TorchDevice::records(TensorRefs tensors) {
+  if (tensors.empty()) return false;
+  c10::Device place = tensors[0]->device();
+  if (place.is_cuda()) {
+    c10::Stream stream = c10::impl::VirtualGuardImpl(place.type()).getStream(place);
+    return device::cuda_stream_records(stream.native_handle());
+  }
+  if (!of_host_device(*tensors[0])) return false;
+  auto recording = host_device().capturing(of(tensors).value()->current());
+  return recording && recording.value();
 }
 
 Result<TorchDevice*> TorchDevice::of(TensorRefs tensors) {
@@ -107,9 +136,7 @@ Result<TorchDevice*> TorchDevice::of(TensorRefs tensors) {
 // torch's own memory returns to the GPU at empty_cache(), or when an allocation has failed, before it tries again.
 void TorchDevice::recall_what_torch_frees() {
   Status followed = follow_gpu_allocator(place_.index(), [this](const void* at, size_t bytes) {
-    if (device_->recall(at, bytes) > 0)
-      log(LogLevel::kWarning,
-          "a rank of this host has not ended its mapping of GPU memory that is freed");
+    return device_->recall(at, bytes) == 0 ? nullptr : kStillMapped;
   });
   if (!followed)
     log(LogLevel::kInfo,

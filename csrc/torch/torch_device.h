@@ -20,8 +20,12 @@ class TorchDevice {
   static device::HostDevice& host_device();
   // A tensor in that memory, for tests. Throws unless is_simulated().
   static at::Tensor host_empty(int64_t bytes);
+  // For tests: from `begins` on until the next call, the caller's stream there records a graph; its commands.
+  static size_t record_host(bool begins);
   // The device that all of these tensors lie on; an error if they lie on several, or if it cannot be used.
   static Result<TorchDevice*> of(TensorRefs tensors);
+  // Whether the caller's stream on the tensors' device records a graph.
+  static bool records(TensorRefs tensors);
   // True if of() may succeed: no tensor is an ordinary CPU tensor.
   static bool concerns(TensorRefs tensors);
 

@@ -13,9 +13,13 @@ import torch.distributed as dist
 
 from deepspeed_smddp.config import settings
 from deepspeed_smddp.distributed import deadline, extension
-from deepspeed_smddp.errors import logger
+from deepspeed_smddp.errors import logger, warn_once
 
 FALLBACK_PREFIX = "fallback:"
+INEFFECTIVE = (
+    "set for torch's NCCL groups; no effect on what smddp carries, only on what it leaves to NCCL"
+)
+_BY_TORCHRUN = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # set where the user has not
 
 _default_rank: int | None = None
 _has_made_group = False
@@ -47,6 +51,8 @@ def create(
     if is_default:
         _default_rank = options.group_rank
     settings.follow(_configure_core)
+    if names := ineffective_variables():
+        warn_once("TORCH_NCCL", f"smddp: {', '.join(names)}: {INEFFECTIVE}")
     timeout = deadline.of_group(settings.apply(), options.timeout, options.group_rank)
     group = extension.core.ProcessGroupSMDDP(
         options.store,
@@ -61,6 +67,15 @@ def create(
     )
     _has_made_group = True
     return group
+
+
+def ineffective_variables() -> list[str]:
+    """The settings of torch's NCCL groups in the environment that say nothing to smddp."""
+    return sorted(
+        name
+        for name, value in os.environ.items()
+        if name.startswith("TORCH_NCCL_") and (name, value) != _BY_TORCHRUN
+    )
 
 
 def _configure_core(current: settings.Settings) -> None:

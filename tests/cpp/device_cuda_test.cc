@@ -23,6 +23,7 @@
 #include "device/cuda_kernels.h"
 #include "device/cuda_report.h"
 #include "device/gdr.h"
+#include "device/unix_sockets.h"
 #include "device_job.h"
 
 namespace smddp {
@@ -273,6 +274,22 @@ TEST(CudaDevice, ARecallEndsThePeersMappingsAndTheOwnersHandles) {
     free_memory(memory);
   }
   EXPECT_EQ(stub<int (*)()>("stub_strict_calls")(), 0);
+}
+
+// The owner frees nothing that a peer may still have mapped: it asks again as long as the memory lives.
+TEST(CudaDevice, MemoryOfAPeerThatDoesNotAnswerIsRecalledAgain) {
+  auto before = device::recall_limit.exchange(std::chrono::milliseconds(100));
+  auto owner = gpu();
+  std::byte* memory = allocate(8192, kMalloc);
+  auto silent =
+      value_of(device::connect_to("recalls", owner->export_memory(memory, 1).value()[0].owner));
+  EXPECT_EQ(owner->recall(memory, 8192), 1u);
+  EXPECT_EQ(owner->recall(memory, 8192), 1u);
+  silent = {};
+  EXPECT_EQ(owner->recall(memory, 8192), 0u);
+  EXPECT_EQ(owner->recall(memory, 8192), 0u);
+  free_memory(memory);
+  device::recall_limit = before;
 }
 
 TEST(CudaDevice, MemoryThatTakesAnAddressAgainIsExportedAnew) {

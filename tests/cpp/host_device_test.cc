@@ -2,7 +2,12 @@
 #include "device/host_device.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <chrono>
+#include <thread>
+
+#include "device/recall.h"
 #include "device/submission_order.h"
 #include "device/unix_sockets.h"
 #include "results.h"
@@ -12,15 +17,68 @@ namespace {
 
 using device::HostDevice;
 
-// A process that does not answer, as it is stopped.
-TEST(HostDevice, ARecallWaitsForAProcessThatDoesNotAnswerOnlyForAWhile) {
+class Recalls : public testing::Test {
+ public:
+  Recalls() { device::recall_limit = std::chrono::milliseconds(500); }
+  ~Recalls() override { device::recall_limit = before_; }
+
+ private:
+  const std::chrono::milliseconds before_ = device::recall_limit;
+};
+
+// A process that does not answer, as it is stopped: its mappings hold until it has ended.
+TEST_F(Recalls, AProcessThatDoesNotAnswerIsAwaitedOnceAndItsMemoryHeld) {
+  using Clock = std::chrono::steady_clock;
   HostDevice owner;
-  void* memory = owner.allocate(100).value();
-  device::Allocation a = owner.export_memory(memory, 1).value()[0];
+  void* memory[] = {owner.allocate(100).value(), owner.allocate(100).value()};
+  device::Allocation a = owner.export_memory(memory[0], 1).value()[0];
+  (void)owner.export_memory(memory[1], 1);
   auto silent = value_of(device::connect_to("recalls", a.owner));
-  EXPECT_EQ(owner.recall(memory, 100), 1u);
+  auto began = Clock::now();
+  EXPECT_EQ(owner.recall(memory[0], 100), 1u);
+  auto first = Clock::now() - began;
+  for (int again = 0; again < 20; ++again) EXPECT_EQ(owner.recall(memory[again % 2], 100), 1u);
+  EXPECT_GE(first, std::chrono::milliseconds(500));
+  EXPECT_LT(Clock::now() - began, 2 * std::chrono::milliseconds(500));
   silent = {};
-  EXPECT_EQ(owner.recall(memory, 100), 0u);
+  EXPECT_EQ(owner.recall(memory[0], 100), 0u);
+}
+
+// A process that was late is awaited again once it has answered.
+TEST_F(Recalls, AProcessThatAnswersAgainIsAwaitedAgain) {
+  auto server = value_of(device::RecallServer::open());
+  std::atomic<bool> stopped{true};
+  std::atomic<int> forgotten{0};
+  device::RecallClient client([&](int, const device::RecalledMemory&) {
+    while (stopped) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    ++forgotten;
+  });
+  client.follow(getpid(), server->name());
+  const device::RecalledMemory memory{1, 1};
+  EXPECT_EQ(server->recall({&memory, 1}), 1u);
+  stopped = false;
+  while (forgotten < 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it answers
+  EXPECT_EQ(server->recall({&memory, 1}), 0u);
+  EXPECT_EQ(forgotten, 2);
+}
+
+// More pieces than a socket has room for.
+TEST_F(Recalls, ManyPiecesAreRecalledAtOnce) {
+  auto server = value_of(device::RecallServer::open());
+  std::vector<device::RecalledMemory> pieces, forgotten;
+  for (uint64_t i = 0; i < 5000; ++i) pieces.push_back({i, i + 7});
+  {
+    device::RecallClient client([&](int pid, const device::RecalledMemory& piece) {
+      EXPECT_EQ(pid, getpid());
+      if (forgotten.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      forgotten.push_back(piece);
+    });
+    client.follow(getpid(), server->name());
+    EXPECT_EQ(server->recall(pieces), 0u);
+  }
+  EXPECT_EQ(forgotten, pieces);
 }
 
 TEST(SubmissionOrder, FollowsTheCallsAndPassesThoseThatCannotStart) {
@@ -80,6 +138,7 @@ TEST(HostDevice, StreamsRunInOrderAndEventsOrderStreams) {
   device::Stream a = gpu.create_stream().value(), b = gpu.create_stream().value();
   device::Event event = gpu.create_event().value();
   auto* memory = static_cast<uint32_t*>(gpu.allocate(64).value());
+  memory[0] = 0;
   EXPECT_TRUE(gpu.done(event).value());  // nothing recorded yet
   uint32_t gate = 0;
   std::vector<uint32_t> one(4, 1);
@@ -154,6 +213,7 @@ TEST(HostDevice, RecordsWhatJoinsARecordingAndRefusesTheRest) {
   device::Stream c = gpu.create_stream().value();
   device::Event event = gpu.create_event().value(), back = gpu.create_event().value();
   auto* memory = static_cast<uint32_t*>(gpu.allocate(64).value());
+  memory[0] = 0;
   ASSERT_TRUE(gpu.record(back, b).ok());
   ASSERT_TRUE(gpu.begin_recording(a).ok());
   EXPECT_FALSE(gpu.wait(a, back).ok());  // recorded outside

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from gpu_check import place
 from gpu_check.ranks import first_calls, world
 from gpu_check.step import Run
+from harness import host_device
 from harness.worker import Context
 
 # A stream of CUDA takes about 1,000 commands; then the thread that submits blocks in the driver.
@@ -160,10 +161,10 @@ def graphs(run: Run) -> None:
     for layout in ("AA", "AAAA"):
         with world(run, layout) as ranks:
             run.note(f"{layout}: microseconds of a replay", max(ranks.run(replays, 200)))
-    with world(run, "AB") as ranks:
-        for said in ranks.run(refused):
-            assert "CUDA graph" in said, said
-        run.note("AB", said)
+    with world(run, "AB", SMDDP_FALLBACK="warn") as ranks:
+        for paths in ranks.run(recorded_between_hosts):
+            assert "all_reduce fallback:nccl" in paths, paths
+        run.note("AB", paths)
 
 
 def replays(ctx: Context, count: int) -> float:
@@ -206,17 +207,19 @@ def replays(ctx: Context, count: int) -> float:
     return round((time.monotonic() - began) / count * 1e6, 1)
 
 
-def refused(ctx: Context) -> str:
-    """A call that passes through the CPU can't be recorded, and says so."""
+def recorded_between_hosts(ctx: Context) -> dict[str, int]:
+    """NCCL, which was not connected before, carries what would pass through the CPU."""
+    first_calls(ctx)
     total = torch.zeros(777, device="cuda")
-    place.reduce(total).wait()
-    torch.cuda.synchronize()
-    try:
-        with torch.cuda.graph(torch.cuda.CUDAGraph()):
-            place.reduce(total).wait()
-    except ValueError as error:
-        return str(error)
-    return "was recorded"
+    recorded = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recorded):
+        place.reduce(total).wait()
+    for turn in range(1, 20):
+        total.fill_(turn)
+        recorded.replay()
+        torch.cuda.synchronize()
+        assert total.tolist() == [float(turn * ctx.size)] * 777
+    return host_device.calls(ctx, 4)
 
 
 def connections(run: Run) -> None:

@@ -24,7 +24,7 @@ from deepspeed_smddp.config.parsing import parse_debug
 from deepspeed_smddp.config.schema import DEBUG, DebugSettings, ProcessSettings, SmddpConfig
 from deepspeed_smddp.deepspeed import comm_backend
 from deepspeed_smddp.diagnostics.doctor.facts import Finding, Verdict, limited
-from deepspeed_smddp.distributed import extension
+from deepspeed_smddp.distributed import backend, extension
 from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.process_identity import here
 from deepspeed_smddp.upstream import source, versions
@@ -79,6 +79,8 @@ def findings() -> Iterator[Finding]:
         yield Finding("extension", "loads")
         yield from _fabric()
         yield from gpu_findings()
+    if names := backend.ineffective_variables():
+        yield limited("TORCH_NCCL_*", f"{', '.join(names)}: {backend.INEFFECTIVE}")
     yield _job_secret()
     yield _single_copy()
     yield Finding("host identity", host_identity())
