@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -17,7 +18,7 @@ from pydantic import AfterValidator, Field, TypeAdapter
 
 from deepspeed_smddp.config import settings
 from deepspeed_smddp.distributed import launchers
-from deepspeed_smddp.tuning.choice import MOST_POINTS, NetworkModel, Seconds, Size, rising
+from deepspeed_smddp.tuning.choice import MOST_POINTS, NetworkModel, Seconds, rising
 from deepspeed_smddp.version import __version__
 from deepspeed_smddp.whole_file import replace
 
@@ -33,15 +34,27 @@ _VARIABLES = (
     "OMP_NUM_THREADS",
 )
 
-RoutePoint = tuple[Size, Seconds, Seconds]  # bytes, seconds over smddp and over the fallback
-NETWORK: TypeAdapter[NetworkModel] = TypeAdapter(NetworkModel)
-ROUTES: TypeAdapter[list[RoutePoint]] = TypeAdapter(
-    Annotated[
+_LARGEST = 1 << 30  # bytes that a route is measured with
+# Bytes, seconds over smddp and over the fallback.
+RoutePoint = tuple[Annotated[int, Field(gt=0, le=_LARGEST)], Seconds, Seconds]
+
+
+@dataclass(frozen=True)
+class MeasuredRoutes:
+    """What one collective took on a group, in ascending order of size; ``where``: for people."""
+
+    collective: str
+    device: Annotated[str, Field(pattern="^(cpu|cuda)$")]
+    where: str
+    points: Annotated[
         list[RoutePoint],
         Field(min_length=2, max_length=MOST_POINTS),
         AfterValidator(lambda points: rising(points, [point[0] for point in points])),
     ]
-)
+
+
+NETWORK: TypeAdapter[NetworkModel] = TypeAdapter(NetworkModel)
+ROUTES: TypeAdapter[MeasuredRoutes] = TypeAdapter(MeasuredRoutes)
 _Kind = TypeVar("_Kind")
 
 
@@ -74,7 +87,7 @@ def recall(
     ``_C.ProcessGroupSMDDP`` in it. ``what``: further words that the value belongs to.
     """
     gpu = [torch.cuda.get_device_name(device)] if device.type == "cuda" else []
-    name = topology(" ".join([__version__, *what, *gpu]), _hosts(group))
+    name = topology(" ".join([__version__, *what, *gpu]), hosts(group))
     known = _shared(load(name, kind), kind, group)
     if known is not None and holds(known):
         return known, "recalled"
@@ -92,6 +105,13 @@ def load(name: str, kind: TypeAdapter[_Kind]) -> _Kind | None:
         return None
 
 
+def all_of(kind: TypeAdapter[_Kind]) -> Iterator[tuple[float, _Kind]]:
+    """Everything of a kind that this user's jobs have stored, with the time of each."""
+    for path in sorted(directory().glob("*.json")):
+        if (known := load(path.stem, kind)) is not None:
+            yield path.stat().st_mtime, known
+
+
 def store(name: str, value: _Kind, kind: TypeAdapter[_Kind]) -> None:
     """Stores it. If the directory can't be written, the next job measures again."""
     with contextlib.suppress(OSError, RuntimeError):
@@ -99,7 +119,7 @@ def store(name: str, value: _Kind, kind: TypeAdapter[_Kind]) -> None:
         replace(directory() / f"{name}.json", kind.dump_json(value).decode())
 
 
-def _hosts(group: Any) -> list[str]:
+def hosts(group: Any) -> list[str]:
     """The identity of each rank's host, by rank; collective."""
     name = launchers.host_name()
     own = torch.frombuffer(bytearray(hashlib.sha256(name.encode()).digest()), dtype=torch.uint8)

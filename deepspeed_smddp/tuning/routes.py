@@ -17,14 +17,16 @@ from typing import Any
 
 import torch
 
+from deepspeed_smddp.config.units import size_text
 from deepspeed_smddp.errors import logger
 from deepspeed_smddp.tuning import cache, measure
-from deepspeed_smddp.tuning.cache import RoutePoint
+from deepspeed_smddp.tuning.cache import MeasuredRoutes, RoutePoint
 
 BUDGET_SECONDS = {"cpu": 0.5, "cuda": 1.5}  # of one collective
 SIZES = {"cpu": measure.SIZES["cpu"], "cuda": (*measure.SIZES["cuda"], 1 << 30)}
 # The fallback takes a size only if it needs less than this share of smddp's time.
 CLEARLY = {"cpu": 0.95, "cuda": 0.98}
+FALLBACK = {"cpu": "gloo", "cuda": "nccl"}
 BESIDE_MATMULS = ("cuda",)
 MATMUL = 2048  # rows of the square matrices, bf16: some 25 us of an H100
 FREE_SHARE = 16  # no buffer takes more than this part of the GPU's free memory
@@ -69,21 +71,22 @@ def resolve(group: Any, collective: str, device: str) -> list[Step] | None:
             found = timed(beside)
         return large.nbytes, found
 
-    def holds(points: list[RoutePoint]) -> bool:
-        size, *times = points[len(points) // 2]
+    def holds(known: MeasuredRoutes) -> bool:
+        size, *times = known.points[len(known.points) // 2]
         return measure.is_close(point(size)[1], times)
 
-    def measured() -> list[RoutePoint]:
+    def measured() -> MeasuredRoutes:
         found = measure.within(BUDGET_SECONDS[device], sizes, point, group)
-        return [(nbytes, ours, theirs) for nbytes, (ours, theirs) in found]
+        points = [(nbytes, ours, theirs) for nbytes, (ours, theirs) in found]
+        return MeasuredRoutes(collective, device, _place(group, where), points)
 
     known, source = cache.recall(
         group, where, cache.ROUTES, holds, measured, torch.__version__, collective, device
     )
-    steps = choose(known, CLEARLY[device])
+    steps = choose(known.points, CLEARLY[device])
     if group.rank() == 0 and os.environ.get("RANK", "0") == "0":
         took = time.perf_counter() - began
-        what = describe(steps, "nccl" if device == "cuda" else "gloo")
+        what = describe(steps, FALLBACK[device])
         # WARNING is the lowest level that a program without logging set-up shows.
         logger.warning("smddp: %s on %s, %s in %.2f s: %s", collective, device, source, took, what)
     return steps
@@ -109,6 +112,25 @@ def describe(steps: Sequence[Step], fallback: str) -> str:
     return ", then ".join(name + bound for name, bound in zip(names, bounds, strict=True))
 
 
+def sentence(known: MeasuredRoutes) -> str:
+    """What was measured and what follows: ``all_gather on 4 ranks of one host: smddp; us ...``."""
+    name = FALLBACK[known.device]
+    steps = choose(known.points, CLEARLY[known.device])
+    times = ", ".join(
+        f"{size_text(size)} {ours * 1e6:.0f}/{theirs * 1e6:.0f}"
+        for size, ours, theirs in known.points
+    )
+    return (
+        f"{known.collective} on {known.where}: {describe(steps, name)}; us of smddp/{name}: {times}"
+    )
+
+
+def _place(group: Any, device: torch.device) -> str:
+    ranks, hosts = group.size(), len(set(cache.hosts(group)))
+    gpu = f" with {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""
+    return f"{ranks} ranks of {'one host' if hosts == 1 else f'{hosts} hosts'}{gpu}"
+
+
 class _Matmuls:
     """Matmuls on the current stream of a GPU, for about as long as was asked for."""
 
@@ -130,8 +152,17 @@ def _free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0]
 
 
+_tried: dict[str, str] = {}  # what _refusal() has found, by group
+
+
 def _refusal(group: Any, device: torch.device) -> str:
-    """Why the fallback does not work on some rank; empty if it does. Collective."""
+    """Why the fallback does not work on some rank; empty if it does. Collective; tried once."""
+    if group.rendezvous not in _tried:
+        _tried[group.rendezvous] = _try_fallback(group, device)
+    return _tried[group.rendezvous]
+
+
+def _try_fallback(group: Any, device: torch.device) -> str:
     why = ""
     small, large = measure.buffers(0, group, device)
     try:

@@ -10,11 +10,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from rich.console import Console
+from typer.testing import CliRunner
 
 import deepspeed_smddp
 from deepspeed_smddp import SmddpConfigError
+from deepspeed_smddp.commands.main import app
 from deepspeed_smddp.config.parsing import given_keys, parse_section
+from deepspeed_smddp.diagnostics.doctor import job_doctor, routes_check
 from deepspeed_smddp.tuning import cache, routes
+from deepspeed_smddp.tuning.cache import MeasuredRoutes
 from harness import cases, host_device
 from harness.cases import FORMS, Case
 from harness.variables import section
@@ -148,14 +153,40 @@ def test_choice_between_measured_sizes() -> None:
 
 def test_stored_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    points = [(4096, 1e-4, 2e-4), (16384, 1e-3, 2e-3)]
+    # Up to the largest size that is measured on GPUs.
+    points = [(4096, 1e-4, 2e-4), (routes.SIZES["cuda"][-1], 1e-3, 2e-3)]
+    known = MeasuredRoutes("all_gather", "cuda", "2 ranks of one host", points)
     assert cache.load("x", cache.ROUTES) is None
-    cache.store("x", points, cache.ROUTES)
-    assert cache.load("x", cache.ROUTES) == points
+    cache.store("x", known, cache.ROUTES)
+    assert cache.load("x", cache.ROUTES) == known
     path = cache.directory() / "x.json"
-    for wrong in ("{", "[]", "[[1, 2]]", "[[2, 1, 1], [1, 1, 1]]", "[[1, 1, -1], [2, 1, 1]]", "3"):
-        path.write_text(wrong)
+    stored = json.loads(path.read_text())
+    assert cache.ROUTES.validate_json(json.dumps(stored), strict=True) == known
+    for wrong in ([], [[1, 2]], [[2, 1, 1], [1, 1, 1]], [[1, 1, -1], [2, 1, 1]], 3):
+        path.write_text(json.dumps(stored | {"points": wrong}))
         assert cache.load("x", cache.ROUTES) is None, wrong
+    path.write_text("{")
+    assert cache.load("x", cache.ROUTES) is None
+
+
+def test_doctor_shows_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert not list(routes_check.findings())
+    points = [(4096, 31e-5, 14e-5), (1 << 30, 2.0, 3.0)]
+    known = MeasuredRoutes("all_gather", "cpu", "4 ranks of 2 hosts", points)
+    cache.store("x", known, cache.ROUTES)
+    (cache.directory() / "of another kind.json").write_text("{}")
+    (found,) = routes_check.findings()
+    assert found.text.startswith(
+        "all_gather on 4 ranks of 2 hosts: gloo up to 2097152 bytes, then smddp; "
+        "us of smddp/gloo: 4 KiB 310/140, 1 GiB 2000000/3000000 (20"
+    )
+    alone = json.loads(CliRunner().invoke(app, ["doctor", "--json", "-"]).output)
+    assert found.text in [one["text"] for one in alone["findings"]]
+    report = job_doctor.JobReport(2, routes=[found.text])
+    console = Console(record=True, width=job_doctor.WIDTH)
+    console.print(job_doctor.page(report))
+    assert "4 KiB 310/140" in console.export_text()
 
 
 def measured(ctx: Context) -> dict[str, Any]:
@@ -228,7 +259,7 @@ def test_on_gpus_it_is_timed_beside_matmuls(tmp_path: Path) -> None:
             assert "call matmuls waited call matmuls waited" in answer["order"]
     # At most a sixteenth of the free memory of the rank that has least.
     for path in (tmp_path / "deepspeed_smddp" / "tune").glob("*.json"):
-        assert all(size <= (1 << 26) / 16 for size, *_ in json.loads(path.read_text()))
+        assert all(size <= (1 << 26) / 16 for size, *_ in json.loads(path.read_text())["points"])
 
 
 def test_without_a_working_fallback_smddp_carries_all(tmp_path: Path) -> None:
@@ -236,6 +267,7 @@ def test_without_a_working_fallback_smddp_carries_all(tmp_path: Path) -> None:
     with fresh("AAA", env=env | {"XDG_CACHE_HOME": str(tmp_path)}) as world:
         for answer in world.run(measured_as_on_gpus, True):
             assert all(steps == [(0, "smddp")] for steps in answer["chosen"].values())
+            assert answer["order"] == "call call"  # once in each of the two groups
         assert "stays with smddp: the fallback failed: no communicator" in world.log(0)
 
 

@@ -25,6 +25,7 @@ from deepspeed_smddp.diagnostics.doctor import (
     facts,
     measurements,
     rank_facts,
+    routes_check,
 )
 from deepspeed_smddp.diagnostics.doctor.facts import Deviation, Finding, RankFacts, Verdict
 from deepspeed_smddp.diagnostics.doctor.measurements import Measured
@@ -51,6 +52,7 @@ class JobReport:
     deviations: list[Deviation] = field(default_factory=list)
     measured: Measured | None = None
     seconds: float = 0.0
+    routes: list[str] = field(default_factory=list)  # what earlier jobs of rank 0's user measured
 
     @property
     def status(self) -> int:
@@ -86,6 +88,7 @@ def _alone(ds_config: Path | None, json: Path | None) -> int:
     output_files.check_writable([json])
     findings = list(checks.findings())
     findings[:0] = [Finding(fact.name, fact.value) for fact in rank_facts.software_facts()]
+    findings += routes_check.findings()
     rows: list[checks.SettingRow] = []
     try:
         rows = checks.setting_rows(ds_config)
@@ -148,7 +151,8 @@ def _of_job(
             deviations += measured.deviations(found)
         deviations.sort(key=lambda deviation: deviation.verdict is not Verdict.FAILED)
         took = time.monotonic() - began
-        report = JobReport(rendezvous.size, found, deviations, measured, took)
+        known = [one.text for one in routes_check.findings()]
+        report = JobReport(rendezvous.size, found, deviations, measured, took, known)
         report.show(json)
         status = report.status
     shared = rendezvous.share("status", int, status, 2 * seconds + 2 * measurements.SECONDS)
@@ -206,6 +210,8 @@ def page(report: JobReport) -> RenderableType:
     if report.measured is not None:
         text = "; ".join(report.measured.sentences())
         table.add_row(Text("ok", "green"), "measured", Text(text or "nothing"))
+    for text in report.routes:
+        table.add_row(Text("ok", "green"), "routes", Text(text))
     summary = _summary(report.deviations, f"; {report.seconds:.1f} s")
     return Group(head, Text(), table, Text(), summary)
 
