@@ -41,13 +41,11 @@ void DeviceOperation::make_offer(device::Device& device, DeviceLinks& links) {
   std::vector<size_t> sizes;
   for (const Extent& e : offered) sizes.push_back(e.bytes);
   // Rounded up, so that most calls that do not match exchange enough to say where they differ.
-  size_t room = std::bit_ceil(
-      std::max(CopyEngine::kCallBytes + MemoryOffer::encoded_bytes(sizes), kLeastRoom));
+  size_t room = std::bit_ceil(std::max(MemoryOffer::encoded_bytes(sizes), kLeastRoom));
   sent_.resize(room);
   received_.resize(room * static_cast<size_t>(ranks));
   (void)device.together([&] {
-    MemoryOffer::make(device, what, offered)
-        .encode(sent_.data() + CopyEngine::kCallBytes, room - CopyEngine::kCallBytes);
+    MemoryOffer::make(device, what, offered).encode(sent_.data(), room);
     return Status();
   });
   collective = Collective::kAllGather;
@@ -58,18 +56,10 @@ void DeviceOperation::make_offer(device::Device& device, DeviceLinks& links) {
 }
 
 Result<std::vector<MemoryOffer>> DeviceOperation::offers(const HostPeers& peers) const {
-  std::vector<MemoryOffer> offers;
-  size_t room = sent_.size();
+  auto offers = MemoryOffer::decode_all(received_.data(), sent_.size(), peers.count(), peers.own());
+  if (!offers) return offers;
   for (int r = 0; r < peers.count(); ++r) {
-    const std::byte* theirs = received_.data() + static_cast<size_t>(r) * room;
-    auto offer =
-        MemoryOffer::decode(theirs + CopyEngine::kCallBytes, room - CopyEngine::kCallBytes);
-    if (!offer) return offer.status();
-    if (r == peers.own()) offer.value().claim();
-    offers.push_back(std::move(offer.value()));
-  }
-  for (int r = 0; r < peers.count(); ++r) {
-    const MemoryOffer& offer = offers[static_cast<size_t>(r)];
+    const MemoryOffer& offer = offers.value()[static_cast<size_t>(r)];
     if (offer.signature() != what) {
       return Status(Code::kMismatch,
                     disagreement(peers.name(r), offer.signature(), peers.name(peers.own()), what));

@@ -53,7 +53,7 @@ class DeviceOperation : public Operation {
   void make_offer(device::Device& device, DeviceLinks& links);
   // Once that AllGather is complete: when the last rank of the host called.
   uint64_t last_call(const HostPeers& peers) const {
-    return intranode::CopyEngine::last_call(received_.data(), sent_.size(), peers.count());
+    return intranode::MemoryOffer::last_call(received_.data(), sent_.size(), peers.count());
   }
   // What the ranks of the host offer, once that AllGather is complete. An error if a rank called another
   // collective, or refuses: the same refusal on all ranks is kInvalid.
@@ -70,7 +70,7 @@ class DeviceOperation : public Operation {
 
   std::shared_ptr<DeviceGroup> group_;
   device::Event ready_ = nullptr, end_ = nullptr;
-  std::vector<std::byte> sent_, received_;  // of each rank the time of its call, and its offer
+  std::vector<std::byte> sent_, received_;  // offers
   bool captured_ =
       false;  // into a graph: the thread that records the graph submits it, to its own stream
   device::Stream callers_ = nullptr;

@@ -22,7 +22,7 @@ constexpr uint32_t kTrial = 0;  // before all operations' numbers
 // Small integers, whose sums are exact; never zero, and no two ranks' are equal.
 float value(size_t rank, size_t i) { return static_cast<float>((rank + 1) * (i % 61 + 1)); }
 
-size_t room() { return CopyEngine::kCallBytes + MemoryOffer::encoded_bytes({kBytes}); }
+size_t room() { return MemoryOffer::encoded_bytes({kBytes}); }
 
 Status fault(const std::string& what) { return {Code::kUnavailable, what}; }
 
@@ -117,7 +117,7 @@ std::vector<std::byte> PeerTrial::offer(uint64_t turn, uint32_t number) {
   std::vector<std::byte> bytes(room());
   MemoryOffer made = opened ? MemoryOffer::make(device_, {}, {{memory_, kBytes}})
                             : MemoryOffer::refuse(opened.message());
-  made.encode(bytes.data() + CopyEngine::kCallBytes, bytes.size() - CopyEngine::kCallBytes);
+  made.encode(bytes.data(), bytes.size());
   engine_.call(number, bytes.data());
   return bytes;
 }
@@ -144,38 +144,34 @@ bool PeerTrial::a_peer_gave_up() const {
   return false;
 }
 
-Status PeerTrial::import_all(const std::vector<std::byte>& encoded, intranode::Imports& imports,
-                             std::vector<MemoryOffer>& offers) const {
+Status PeerTrial::import_all(const std::vector<MemoryOffer>& offers,
+                             intranode::Imports& imports) const {
   for (size_t r = 0; r < ranks(); ++r) {
     const std::string& name = peers_.name(static_cast<int>(r));
-    auto offer = MemoryOffer::decode(encoded.data() + r * room() + CopyEngine::kCallBytes,
-                                     room() - CopyEngine::kCallBytes);
-    if (!offer) return offer.status();
-    if (!offer.value().refusal().empty()) return fault(name + ": " + offer.value().refusal());
-    if (static_cast<int>(r) == peers_.own()) offer.value().claim();
-    auto at = offer.value().locate(imports, 0, 0, kBytes);
+    if (!offers[r].refusal().empty()) return fault(name + ": " + offers[r].refusal());
+    auto at = offers[r].locate(imports, 0, 0, kBytes);
     if (!at)
       return fault("its GPU can't read the memory of " + name + ": " + at.status().message());
     if (at.value().bytes < kBytes)
       return {Code::kInternal, "a page of memory lies in two allocations"};
-    offers.push_back(std::move(offer.value()));
   }
   return {};
 }
 
 Status PeerTrial::submit(const std::vector<std::byte>& encoded, intranode::Imports& imports,
                          bool sums) {
-  std::vector<MemoryOffer> offers;
-  if (Status s = import_all(encoded, imports, offers); !s) return s;
+  auto offers = MemoryOffer::decode_all(encoded.data(), room(), peers_.count(), peers_.own());
+  if (!offers) return offers.status();
+  if (Status s = import_all(offers.value(), imports); !s) return s;
   CopyEngine::Plan plan;
   plan.on_lanes = true;  // with all streams and events that larger operations use
   if (sums) plan.sums.push_back({0, 0, kBytes, memory_ + (ranks() + 1) * kBytes});
   for (size_t r = 0; r < ranks(); ++r)
     plan.moves.push_back({static_cast<int>(r), 0, 0, kBytes, memory_ + (r + 1) * kBytes});
-  auto work = engine_.resolve(plan, offers, imports);
+  auto work = engine_.resolve(plan, offers.value(), imports);
   if (!work) return work.status();
-  auto last_call = CopyEngine::last_call(encoded.data(), room(), peers_.count());
-  device_.order().set_last_call(turn_, last_call);
+  device_.order().set_last_call(turn_,
+                                MemoryOffer::last_call(encoded.data(), room(), peers_.count()));
   device_.order().begin(turn_);
   Status s = engine_.submit(work.value(), kTrial);
   if (s) s = device_.copy(main_, host_on_device_, memory_, parts() * kBytes);

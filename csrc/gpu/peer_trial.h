@@ -37,8 +37,8 @@ class PeerTrial {
   Status open();
   Status try_flags();
   Status submit(const std::vector<std::byte>& offers, intranode::Imports& imports, bool sums);
-  Status import_all(const std::vector<std::byte>& encoded, intranode::Imports& imports,
-                    std::vector<intranode::MemoryOffer>& offers) const;
+  Status import_all(const std::vector<intranode::MemoryOffer>& offers,
+                    intranode::Imports& imports) const;
   Status compare(bool sums) const;
   bool a_peer_gave_up() const;
   template <class Condition>

@@ -315,11 +315,10 @@ bool CopyEngine::reached(uint32_t number) const {
   return static_cast<int32_t>(now - number) >= 0;
 }
 
-void CopyEngine::call(uint32_t number, std::byte* ns) {
+void CopyEngine::call(uint32_t number, std::byte* offer) {
   auto* flags = reinterpret_cast<Flags*>(own_.mapping.data());
   std::atomic_ref(flags->called).exchange(number, std::memory_order_seq_cst);
-  uint64_t now = now_ns();
-  std::memcpy(ns, &now, kCallBytes);
+  MemoryOffer::note_call(offer, now_ns());
 }
 
 bool CopyEngine::called(uint32_t number) const {
@@ -330,16 +329,6 @@ bool CopyEngine::called(uint32_t number) const {
     if (static_cast<int32_t>(now - number) < 0) return false;
   }
   return true;
-}
-
-uint64_t CopyEngine::last_call(const std::byte* all, size_t stride, int ranks) {
-  uint64_t last = 0;
-  for (int r = 0; r < ranks; ++r) {
-    uint64_t ns = 0;
-    std::memcpy(&ns, all + static_cast<size_t>(r) * stride, kCallBytes);
-    last = std::max(last, ns);
-  }
-  return last;
 }
 
 void CopyEngine::release() {

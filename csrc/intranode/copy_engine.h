@@ -101,13 +101,10 @@ class CopyEngine {
   bool reached(uint32_t number) const;
 
   // Every rank calls operations 1, 2, 3 and so on. call() tells the peers that this rank calls `number`, and then
-  // takes the time, which it writes to `ns`, kCallBytes that the ranks exchange with their offers. called() is true if
-  // all peers have told; those that have not take their times later.
-  static constexpr size_t kCallBytes = sizeof(uint64_t);
-  void call(uint32_t number, std::byte* ns);
+  // takes the time, which it writes to its encoded offer. called() is true if all peers have told; those that have
+  // not take their times later.
+  void call(uint32_t number, std::byte* offer);
   bool called(uint32_t number) const;
-  // The latest of these times, one every `stride` bytes.
-  static uint64_t last_call(const std::byte* all, size_t stride, int ranks);
 
   // Ends the waits of all streams of this rank, whatever its peers do. The caller repeats the call until
   // the streams are empty. After the first call nothing may be submitted any more.

@@ -3,7 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
+#include <utility>
 
 namespace smddp::intranode {
 namespace {
@@ -113,8 +115,12 @@ MemoryOffer MemoryOffer::refuse(const std::string& reason) {
 }
 
 void MemoryOffer::encode(std::byte* to, size_t room) const {
-  Header header{signature_, pid_, static_cast<uint32_t>(extents_.size()),
-                static_cast<uint32_t>(allocations_.size()), static_cast<uint32_t>(refusal_.size())};
+  Header header{0,
+                signature_,
+                pid_,
+                static_cast<uint32_t>(extents_.size()),
+                static_cast<uint32_t>(allocations_.size()),
+                static_cast<uint32_t>(refusal_.size())};
   std::string refusal = refusal_;
   size_t places = extents_.size() * sizeof(Place);
   size_t allocations = allocations_.size() * sizeof(device::Allocation);
@@ -156,6 +162,32 @@ Result<MemoryOffer> MemoryOffer::decode(const std::byte* from, size_t room) {
   from += allocations;
   offer.refusal_.assign(reinterpret_cast<const char*>(from), header.refusal);
   return offer;
+}
+
+Result<std::vector<MemoryOffer>> MemoryOffer::decode_all(const std::byte* from, size_t room,
+                                                         int ranks, int own) {
+  std::vector<MemoryOffer> offers;
+  for (int r = 0; r < ranks; ++r) {
+    auto offer = decode(from + static_cast<size_t>(r) * room, room);
+    if (!offer) return offer.status();
+    offer.value().own_ = r == own;
+    offers.push_back(std::move(offer.value()));
+  }
+  return offers;
+}
+
+void MemoryOffer::note_call(std::byte* encoded, uint64_t ns) {
+  std::memcpy(encoded + offsetof(Header, called_ns), &ns, sizeof ns);
+}
+
+uint64_t MemoryOffer::last_call(const std::byte* from, size_t room, int ranks) {
+  uint64_t last = 0;
+  for (int r = 0; r < ranks; ++r, from += room) {
+    uint64_t ns = 0;
+    std::memcpy(&ns, from + offsetof(Header, called_ns), sizeof ns);
+    last = std::max(last, ns);
+  }
+  return last;
 }
 
 Result<Extent> MemoryOffer::locate(Imports& imports, size_t extent, size_t offset,

@@ -71,9 +71,13 @@ class MemoryOffer {
   static MemoryOffer refuse(const std::string& reason);
   void encode(std::byte* to, size_t room) const;
   static Result<MemoryOffer> decode(const std::byte* from, size_t room);
-
-  // Marks the offer as this rank's own: its memory needs no mapping.
-  void claim() { own_ = true; }
+  // The offers of `ranks`, one after the other in `room` bytes each. The memory of rank `own` needs no mapping.
+  static Result<std::vector<MemoryOffer>> decode_all(const std::byte* from, size_t room, int ranks,
+                                                     int own);
+  // Writes into an encoded offer when its rank made the call that it belongs to.
+  static void note_call(std::byte* encoded, uint64_t ns);
+  // The latest call of encoded offers that lie as for decode_all().
+  static uint64_t last_call(const std::byte* from, size_t room, int ranks);
 
   const Signature& signature() const { return signature_; }
   const std::string& refusal() const { return refusal_; }  // empty: all extents are offered
@@ -100,6 +104,7 @@ class MemoryOffer {
     uint64_t address, bytes;
   };
   struct Header {
+    uint64_t called_ns;
     Signature signature;
     int32_t pid;
     uint32_t extents, allocations, refusal;
