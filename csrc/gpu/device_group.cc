@@ -4,6 +4,7 @@
 
 #include "common/clock.h"
 #include "common/exceptions.h"
+#include "common/kept.h"
 #include "common/log.h"
 
 namespace smddp {
@@ -89,7 +90,9 @@ void DeviceGroup::leave() {
     links_->host_group = nullptr;
   }
   std::unique_lock lock(mutex_);
-  submit_ready(lock, nullptr);  // fails what is left
+  submit_ready(lock, nullptr);                      // fails what is left
+  for (auto& op : in_flight_) keep(std::move(op));  // with the group, which each of them holds
+  in_flight_.clear();
   auto closed = std::move(closed_);
   lock.unlock();
 }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "common/env.h"
+#include "common/kept.h"
 #include "common/log.h"
 #include "gpu/peer_trial.h"
 #include "topology/pattern.h"
@@ -227,7 +228,7 @@ Status DeviceLinks::try_peers(device::Stream main, uint64_t limit_ns, bool sums)
   std::vector<std::byte> mine = trial.offer(enter_order(kTrialCall), kTrialCall);
   auto all = gather(process_.engine(), *host_group, mine.data(), mine.size());
   Status tried = all ? trial.carry_out(all.value(), sums && kernels) : all.status();
-  if (trial.stuck()) (void)copy_engine.release();
+  if (trial.stuck()) keep(std::shared_ptr(std::move(copy_engine)));
   return all ? agree(process_.engine(), *host_group, tried) : tried;
 }
 

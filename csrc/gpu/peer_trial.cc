@@ -5,6 +5,7 @@
 
 #include "common/align.h"
 #include "common/clock.h"
+#include "common/kept.h"
 
 namespace smddp {
 namespace {
@@ -38,7 +39,7 @@ PeerTrial::~PeerTrial() {
   device_.destroy_event(end_);
   if (stuck_) {
     (void)host_.release();
-    (void)flags_.release();
+    keep(std::shared_ptr(std::move(flags_)));
     return;
   }
   device_.free(memory_);
@@ -133,7 +134,7 @@ Status PeerTrial::carry_out(const std::vector<std::byte>& offers, bool sums) {
   if (!s) engine_.give_up(s.message());
   if (s && ended()) return compare(sums);
   Status drained = drain([this] { engine_.release(); });
-  if (stuck_) (void)imports.release();
+  if (stuck_) keep(std::shared_ptr(std::move(imports)));
   return s ? drained : s;
 }
 
