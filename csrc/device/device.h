@@ -139,7 +139,7 @@ class Device {
   virtual Result<std::vector<Allocation>> export_memory(const void* address, size_t bytes) = 0;
   // To be called before memory in [address, address + bytes) is freed, which cuMemFree() and an allocator's
   // release are: the processes that have mapped it end their mappings. Waits for work of the device and for
-  // these processes, in all for recall_limit. The number of those that have not answered by then: not zero, the
+  // these processes, in all for recall_limit_ms. The number of those that have not answered by then: not zero, the
   // memory must not be freed, and may be recalled again.
   virtual size_t recall(const void* address, size_t bytes) = 0;
   // Maps `allocation` of process `pid` until release_memory(). Returns its first address in this process.

@@ -44,7 +44,7 @@ void RecallServer::accept_clients() {
 size_t RecallServer::recall(std::span<const RecalledMemory> memory) {
   // A forked child has the sockets too, and frees nothing of the device's.
   if (memory.empty() || getpid() != pid_) return 0;
-  auto until = std::chrono::steady_clock::now() + recall_limit.load();
+  auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(recall_limit_ms);
   std::lock_guard lock(mutex_);
   accept_clients();
   for (size_t from = 0; from < memory.size(); from += kMostInMessage)

@@ -34,13 +34,13 @@ struct RecalledMemory {
 };
 
 // How long the owner waits: a busy host's processes answer sooner. Tests set it.
-inline std::atomic<std::chrono::milliseconds> recall_limit{std::chrono::seconds(10)};
+inline std::atomic<int> recall_limit_ms{10'000};
 
 class RecallServer {
  public:
   static Result<std::unique_ptr<RecallServer>> open();
   const RecallName& name() const { return name_; }
-  // Returns once no client has the memory mapped, or after recall_limit; the number of clients that have not
+  // Returns once no client has the memory mapped, or after recall_limit_ms; the number of clients that have not
   // answered by then. A client that was late once is not waited for again before it has answered: whatever is
   // recalled, a process that is stopped costs the limit once. Called by any thread, one at a time.
   size_t recall(std::span<const RecalledMemory> memory);

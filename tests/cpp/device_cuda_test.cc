@@ -278,7 +278,7 @@ TEST(CudaDevice, ARecallEndsThePeersMappingsAndTheOwnersHandles) {
 
 // The owner frees nothing that a peer may still have mapped: it asks again as long as the memory lives.
 TEST(CudaDevice, MemoryOfAPeerThatDoesNotAnswerIsRecalledAgain) {
-  auto before = device::recall_limit.exchange(std::chrono::milliseconds(100));
+  auto before = device::recall_limit_ms.exchange(100);
   auto owner = gpu();
   std::byte* memory = allocate(8192, kMalloc);
   auto silent =
@@ -289,7 +289,7 @@ TEST(CudaDevice, MemoryOfAPeerThatDoesNotAnswerIsRecalledAgain) {
   EXPECT_EQ(owner->recall(memory, 8192), 0u);
   EXPECT_EQ(owner->recall(memory, 8192), 0u);
   free_memory(memory);
-  device::recall_limit = before;
+  device::recall_limit_ms = before;
 }
 
 TEST(CudaDevice, MemoryThatTakesAnAddressAgainIsExportedAnew) {

@@ -19,11 +19,11 @@ using device::HostDevice;
 
 class Recalls : public testing::Test {
  public:
-  Recalls() { device::recall_limit = std::chrono::milliseconds(500); }
-  ~Recalls() override { device::recall_limit = before_; }
+  Recalls() { device::recall_limit_ms = 500; }
+  ~Recalls() override { device::recall_limit_ms = before_; }
 
  private:
-  const std::chrono::milliseconds before_ = device::recall_limit;
+  const int before_ = device::recall_limit_ms;
 };
 
 // A process that does not answer, as it is stopped: its mappings hold until it has ended.
