@@ -163,7 +163,7 @@ Status CudaSharing::open_recalls() {
 
 // A handle of freed memory is forgotten here as well, and its descriptor closed: that keeps memory allocated. A
 // handle that a peer still uses is kept, so that a further recall asks again; but not a descriptor's, whose memory
-// lives as long as the peer's mapping, whoever frees it.
+// exists as long as a process has it mapped, also after its owner has freed it.
 size_t CudaSharing::recall(const void* address, size_t bytes) {
   CUdeviceptr from = pointer(address), to = from + bytes;
   std::vector<RecalledMemory> recalled;

@@ -23,8 +23,7 @@ constexpr char kNotOurs[] =
 
 constexpr char kRecorded[] =
     "a CUDA graph is being recorded, and this collective passes through the CPU (between hosts, or "
-    "a sum with "
-    "reduce_on \"cpu\")";
+    "a sum with reduce_on \"cpu\")";
 
 TensorRefList joined(TensorRefs first, TensorRefs rest) {
   TensorRefList all(first);
@@ -447,6 +446,11 @@ WorkPtr ProcessGroupSMDDP::alltoall(Tensors& outputs, Tensors& inputs,
 
 WorkPtr ProcessGroupSMDDP::pass(Tensors& tensors, bool sends, std::optional<int> peer, int tag) {
   TensorRefList all = refs(tensors);
+  if (const char* reason = why_not_on_host(all)) {
+    if (!peer) return forward("recv", all, reason, &Backend::recvAnysource, tensors, tag);
+    return forward(sends ? "send" : "recv", all, reason, sends ? &Backend::send : &Backend::recv,
+                   tensors, *peer, tag);
+  }
   require(all.size() == 1, sends ? "send takes one tensor" : "recv takes one tensor");
   require(!peer || (*peer >= 0 && *peer < size_ && *peer != rank_), [&] {
     return std::string(sends ? "send to" : "recv from") + " rank " + std::to_string(*peer) +
@@ -462,23 +466,14 @@ WorkPtr ProcessGroupSMDDP::pass(Tensors& tensors, bool sends, std::optional<int>
 }
 
 WorkPtr ProcessGroupSMDDP::send(Tensors& tensors, int to, int tag) {
-  TensorRefList all = refs(tensors);
-  if (const char* reason = why_not_on_host(all))
-    return forward("send", all, reason, &Backend::send, tensors, to, tag);
   return pass(tensors, true, to, tag);
 }
 
 WorkPtr ProcessGroupSMDDP::recv(Tensors& tensors, int from, int tag) {
-  TensorRefList all = refs(tensors);
-  if (const char* reason = why_not_on_host(all))
-    return forward("recv", all, reason, &Backend::recv, tensors, from, tag);
   return pass(tensors, false, from, tag);
 }
 
 WorkPtr ProcessGroupSMDDP::recvAnysource(Tensors& tensors, int tag) {
-  TensorRefList all = refs(tensors);
-  if (const char* reason = why_not_on_host(all))
-    return forward("recv", all, reason, &Backend::recvAnysource, tensors, tag);
   return pass(tensors, false, std::nullopt, tag);
 }
 
