@@ -9,7 +9,7 @@
 
 #include "coding/piece.h"
 #include "coding_data.h"
-#include "device/coding_kernels.cu"
+#include "coding_kernels.cu"
 #include "gpu_timing.h"
 
 using namespace smddp;

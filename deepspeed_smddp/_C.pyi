@@ -114,7 +114,8 @@ class ProcessGroupSMDDP(Backend):
         """For the measurement: its thread's operations take this route; "" ends that."""
 
     def at_end(self, end: Callable[[], None]) -> None:
-        """``end`` is called once the group has left, on the thread that destroys it."""
+        """``end`` is called once the group has left, after those given before, on the thread that
+        destroys it."""
 
     @property
     def rendezvous(self) -> str:

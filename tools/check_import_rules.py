@@ -39,7 +39,7 @@ FOLDERS = {
     "joining": "common topology intranode network",
     "kernels": "common",
     "coding": "common kernels",  # chooses the instruction set as kernels/ does
-    "device": "common kernels coding",
+    "device": "common kernels",
     "transport": "common",
     "transport/ofi": "common transport",
     "liveness": "common",  # beside libfabric: plain TCP

@@ -49,7 +49,8 @@ RESULTS = BUILD / "results.json"
 # What the core and its tests are built from.
 SOURCES = (
     *("CMakeLists.txt", "csrc", "tests/cpp", "tests/fuzz", "tools/simulator"),
-    *("benchmarks/file_store.h", "benchmarks/coding_data.h", "docs/dev/one-allgather.md"),
+    *(f"benchmarks/{name}" for name in ("file_store.h", "coding_data.h", "coding_warp.h")),
+    *("benchmarks/coding_kernels.cu", "docs/dev/one-allgather.md"),
     "deepspeed_smddp/version.py",
 )
 SWITCH, REACHED = "SMDDP_MUTANT", "SMDDP_MUTANTS_REACHED"

@@ -1,6 +1,6 @@
 // The functions of CUDA's driver API that this folder uses. They are declared here, so that the library
-// builds without the CUDA toolkit and opens libcuda.so.1 at run time. If the build finds a toolkit,
-// cuda_api_check.cc compares these declarations with it. Nothing outside of this folder and its tests
+// builds without the CUDA toolkit and opens libcuda.so.1 at run time. If a build with tests finds a toolkit,
+// tests/cpp/cuda_api_check.cc compares these declarations with it. Nothing outside of this folder and its tests
 // includes this file.
 #pragma once
 
@@ -21,9 +21,6 @@ using CUevent = struct EventObject*;
 using CUmodule = struct Module*;
 using CUfunction = struct Function*;
 using CUmemGenericAllocationHandle = unsigned long long;
-struct CUuuid {
-  char bytes[16];
-};
 struct CUipcMemHandle {
   char reserved[64];
 };
@@ -93,7 +90,6 @@ inline constexpr int kVersion = 12000;
   X(cuDeviceGet, (CUdevice*, int))                                                                \
   X(cuDeviceCanAccessPeer, (int*, CUdevice, CUdevice))                                            \
   X(cuDeviceGetName, (char*, int, CUdevice))                                                      \
-  X(cuDeviceGetUuid, (CUuuid*, CUdevice))                                                         \
   X(cuDeviceGetAttribute, (int*, int, CUdevice))                                                  \
   X(cuDevicePrimaryCtxRetain, (CUcontext*, CUdevice))                                             \
   X(cuDevicePrimaryCtxRelease, (CUdevice))                                                        \
@@ -113,7 +109,6 @@ inline constexpr int kVersion = 12000;
   X(cuEventRecord, (CUevent, CUstream))                                                           \
   X(cuEventQuery, (CUevent))                                                                      \
   X(cuMemcpyAsync, (CUdeviceptr, CUdeviceptr, size_t, CUstream))                                  \
-  X(cuLaunchHostFunc, (CUstream, void (*)(void*), void*))                                         \
   X(cuMemAlloc, (CUdeviceptr*, size_t))                                                           \
   X(cuMemFree, (CUdeviceptr))                                                                     \
   X(cuMemHostRegister, (void*, size_t, unsigned))                                                 \

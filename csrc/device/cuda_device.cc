@@ -71,12 +71,6 @@ class CudaDevice final : public Device {
       s = {Code::kUnavailable, "the GPU has no unified addressing; only 64-bit Linux is supported"};
     }
     wait_flags_ = kWaitEqual | (flush != 0 ? kWaitFlush : 0);
-    char text[128] = "";
-    if (s) s = check(api_.cuDeviceGetName(text, sizeof text, device_), "cuDeviceGetName");
-    name_ = text;
-    CUuuid uuid{};
-    if (s) s = check(api_.cuDeviceGetUuid(&uuid, device_), "cuDeviceGetUuid");
-    std::memcpy(identity_.data(), uuid.bytes, sizeof uuid.bytes);
     sharing_ = std::make_unique<CudaSharing>(api_, device_);
     if (!s) return s;
     Inside inside(*this);
@@ -84,10 +78,6 @@ class CudaDevice final : public Device {
     return check(api_.cuCtxGetStreamPriorityRange(&least, &priority_),
                  "cuCtxGetStreamPriorityRange");
   }
-
-  std::string name() const override { return name_; }
-  int multiprocessors() const override { return multiprocessors_; }
-  std::array<uint8_t, 16> identity() const override { return identity_; }
 
   // Of the highest priority: the blocks of a sum begin as blocks of the model's kernels end, and not after all of
   // a kernel's blocks.
@@ -186,10 +176,6 @@ class CudaDevice final : public Device {
   Status together(const std::function<Status()>& submit) override {
     Inside inside(*this);
     return submit();
-  }
-  Status call(Stream stream, void (*function)(void*), void* argument) override {
-    Inside inside(*this);
-    return check(api_.cuLaunchHostFunc(stream_of(stream), function, argument), "cuLaunchHostFunc");
   }
 
   bool can_reduce() const override { return cuda_kernels() != nullptr; }
@@ -322,8 +308,6 @@ class CudaDevice final : public Device {
   CUcontext context_ = nullptr;
   int multiprocessors_ = 0, priority_ = 0;
   unsigned wait_flags_ = kWaitEqual;
-  std::string name_;
-  std::array<uint8_t, 16> identity_{};
 
   std::mutex mutex_;
   CUmodule module_ = nullptr;
@@ -346,8 +330,6 @@ void outside_of_recordings(const std::function<void()>& function) {
   Relaxed relaxed(driver.value());
   function();
 }
-
-bool has_cuda_kernels() { return cuda_kernels() != nullptr; }
 
 Result<std::unique_ptr<Device>> open_cuda_device(int ordinal) {
   const Result<Api>& driver = api();

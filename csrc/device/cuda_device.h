@@ -18,7 +18,4 @@ bool cuda_stream_records(Stream stream);
 // invalidated by.
 void outside_of_recordings(const std::function<void()>& function);
 
-// True if this build contains the reduction kernels.
-bool has_cuda_kernels();
-
 }  // namespace smddp::device

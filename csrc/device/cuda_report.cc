@@ -1,7 +1,8 @@
 #include "device/cuda_report.h"
 
+#include "common/env.h"
 #include "device/cuda_api.h"
-#include "device/gdr.h"
+#include "device/gdr_flags.h"
 
 namespace smddp::device {
 
@@ -38,8 +39,8 @@ Result<CudaReport> cuda_report() {
     }
   }
   if (!s) return s;
-  const Result<Gdr>& gdr = Gdr::open();
-  report.gdrcopy = gdr ? gdr.value().version() : gdr.status().message();
+  auto gdrcopy = gdrcopy_version(env::debug("libgdrapi"));
+  report.gdrcopy = gdrcopy ? gdrcopy.value() : gdrcopy.status().message();
   return report;
 }
 

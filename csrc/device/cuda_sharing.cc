@@ -27,7 +27,7 @@ Result<FileDescriptor> from_process(int pid, int descriptor) {
 
 // By its id first: another descriptor may have taken the number since.
 Result<FileDescriptor> take_descriptor(const Allocation& allocation, int pid) {
-  DescriptorServer::Name name;
+  SocketName name;
   std::memcpy(name.data(), allocation.handle.data(), name.size());
   auto served = DescriptorServer::take(name, allocation.id);
   if (served || served.status().code() != Code::kUnavailable) return served;

@@ -97,7 +97,7 @@ void DescriptorServer::answer(const FileDescriptor& asking) {
   (void)sendmsg(asking.get(), &answer.message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-Result<FileDescriptor> DescriptorServer::take(const Name& name, uint64_t id) {
+Result<FileDescriptor> DescriptorServer::take(const SocketName& name, uint64_t id) {
   auto connected = connect_to(kDescriptors, name);
   if (!connected) return connected.status();
   const FileDescriptor& socket = connected.value();

@@ -18,11 +18,9 @@ namespace smddp::device {
 
 class DescriptorServer {
  public:
-  using Name = SocketName;
-
   static Result<std::unique_ptr<DescriptorServer>> open();
   ~DescriptorServer();
-  const Name& name() const { return name_; }
+  const SocketName& name() const { return name_; }
 
   // Takes the descriptor, until withdraw() closes it.
   void offer(uint64_t id, FileDescriptor descriptor);
@@ -30,14 +28,14 @@ class DescriptorServer {
 
   // Descriptor `id` of the process whose server has this name. Waits for it for up to five seconds.
   // kUnavailable if the server cannot be reached: it may be in another network namespace.
-  static Result<FileDescriptor> take(const Name& name, uint64_t id);
+  static Result<FileDescriptor> take(const SocketName& name, uint64_t id);
 
  private:
   DescriptorServer() = default;
   void serve();
   void answer(const FileDescriptor& asking);
 
-  Name name_{};
+  SocketName name_{};
   FileDescriptor listener_, wake_;
   std::mutex mutex_;
   std::map<uint64_t, FileDescriptor> offered_;

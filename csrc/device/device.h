@@ -71,12 +71,6 @@ struct FlagStep {
 class Device {
  public:
   virtual ~Device() = default;
-  virtual std::string name() const = 0;
-  // The number of multiprocessors, which is the most that a reduction can use.
-  virtual int multiprocessors() const = 0;
-  // The same for every process that uses this device, and for no other device of the host.
-  virtual std::array<uint8_t, 16> identity() const = 0;
-
   // destroy_...() of nullptr does nothing.
   virtual Result<Stream> create_stream() = 0;
   virtual void destroy_stream(Stream stream) = 0;
@@ -123,8 +117,6 @@ class Device {
     FlagStep step{FlagStep::Kind::kWait, flag, value};
     return flags(stream, {&step, 1});
   }
-  // The stream calls function(argument), which must not use the device and must be quick.
-  virtual Status call(Stream stream, void (*function)(void*), void* argument) = 0;
 
   // Calls `submit`, whose calls of this device in this thread then cost less than each on its own.
   virtual Status together(const std::function<Status()>& submit) { return submit(); }

@@ -260,13 +260,6 @@ Status HostDevice::flags(Stream stream, std::span<const FlagStep> steps) {
                 });
 }
 
-Status HostDevice::call(Stream stream, void (*function)(void*), void* argument) {
-  return submit(stream, Command::kOther, [=] {
-    function(argument);
-    return true;
-  });
-}
-
 Result<std::vector<Allocation>> HostDevice::export_memory(const void* address, size_t bytes) {
   std::lock_guard context(context_);
   if (!owns(address, bytes)) return Status(Code::kInvalid, "this is not memory of the device");

@@ -64,9 +64,6 @@ class HostDevice final : public Device {
   // True if one allocation contains [address, address + bytes).
   bool owns(const void* address, size_t bytes) const;
 
-  std::string name() const override { return "host threads"; }
-  int multiprocessors() const override { return 4; }
-  std::array<uint8_t, 16> identity() const override { return {}; }
   static constexpr size_t kQueues = 8;  // of the hardware, which streams share
   Result<Stream> create_stream() override;
   void destroy_stream(Stream stream) override;
@@ -83,7 +80,6 @@ class HostDevice final : public Device {
   bool can_reduce() const override { return kernels_; }
   Status reduce(Stream stream, const kernels::Reduction& reduction) override;
   Status flags(Stream stream, std::span<const FlagStep> steps) override;
-  Status call(Stream stream, void (*function)(void*), void* argument) override;
   Result<std::vector<Allocation>> export_memory(const void* address, size_t bytes) override;
   size_t recall(const void* address, size_t bytes) override;
   Result<void*> import_memory(const Allocation& allocation, int pid) override;

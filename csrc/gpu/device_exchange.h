@@ -13,7 +13,7 @@
 #include "common/exceptions.h"
 #include "common/status.h"
 #include "common/types.h"
-#include "kernels/reduction.h"
+#include "device/device.h"
 
 namespace smddp {
 
@@ -31,11 +31,8 @@ struct DeviceExchange : OperationTerms {
   // Where the parts of a block end that are filled and announced one by one, but for the last part, which ends
   // with the block. Increasing.
   std::vector<size_t> part_ends;
-  // Copies inside the device that come before all chunks that are copied in.
-  struct Copy {
-    Extent to, from;
-  };
-  std::vector<Copy> copies;
+  // Inside the device, before all chunks that are copied in.
+  std::vector<device::Device::Copy> copies;
 
   kernels::Reduction reduction() const;  // without sources
 };

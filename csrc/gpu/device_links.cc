@@ -199,11 +199,8 @@ Status DeviceLinks::status() const {
 }
 
 Status DeviceLinks::peers_gave_up() const {
-  for (int r = 0; r < peers.count(); ++r) {
-    if (r == peers.own()) continue;
-    if (auto reason = copy_engine->gave_up(r)) return {Code::kAborted, std::move(*reason)};
-  }
-  return {};
+  auto reason = copy_engine->gave_up();
+  return reason ? Status(Code::kAborted, std::move(*reason)) : Status();
 }
 
 Status DeviceLinks::join_host(device::Stream main, uint64_t limit_ns, bool sums, Status usable) {

@@ -79,16 +79,13 @@ Status DeviceOperation::launch(device::Device& device, device::Stream main, Devi
   auto all = offers(links.peers);
   if (!all) return all.status();
   return device.together([&]() -> Status {
-    CopyEngine::Between between;
-    if (!exchanges.empty()) {
-      between = [&](const CopyEngine::Stages& stages) -> Status {
-        // It may use the memory of the one before.
-        std::vector<device::Event> after{ready_};
-        if (before != nullptr) after.push_back(before->end_);
-        return pipeline->submit({main, after, stages.sum, stages.move}, exchanges)
-            .into(exchange_outcome_);
-      };
-    }
+    auto between = [&](const CopyEngine::Stages& stages) -> Status {
+      // It may use the memory of the one before.
+      std::vector<device::Event> after{ready_};
+      if (before != nullptr) after.push_back(before->end_);
+      return pipeline->submit({main, after, stages.sum, stages.move}, exchanges)
+          .into(exchange_outcome_);
+    };
     // The peers' memory is mapped before anything is submitted: mapping may wait for what the streams hold.
     auto work = links.copy_engine->resolve(plan, all.value(), links.imports);
     if (!work) return work.status();
@@ -98,7 +95,9 @@ Status DeviceOperation::launch(device::Device& device, device::Stream main, Devi
       s = links.copy_engine->record(work.value(), main);
     } else {
       if (s = device.wait(main, ready_); !s) return s;
-      s = links.copy_engine->submit(work.value(), number_on_device_, between);
+      s = exchanges.empty()
+              ? links.copy_engine->submit(work.value(), number_on_device_)
+              : links.copy_engine->submit_around(work.value(), number_on_device_, between);
     }
     // The end of what was submitted, so that it can be released. Streams that wait for the event come after the
     // word of its number.

@@ -197,7 +197,8 @@ void plan_gather(DeviceOperation& op, const DevicePlace& place, const std::vecto
   for (size_t r : others) {
     for (size_t m = 0; m < inputs.size(); ++m) {
       Extent e = block(m, r);
-      if (r == static_cast<size_t>(place.rank)) exchange.copies.push_back({e, inputs[m]});
+      if (r == static_cast<size_t>(place.rank) && e.address != inputs[m].address && e.bytes > 0)
+        exchange.copies.push_back({e.address, inputs[m].address, e.bytes});
       exchange.in.add(e.address, e.bytes);
     }
     exchange.in.end_block();

@@ -128,7 +128,7 @@ Status PeerTrial::carry_out(const std::vector<std::byte>& offers, bool sums) {
   auto imports = std::make_unique<intranode::Imports>(device_);
   Status s = submit(offers, *imports, sums);
   auto ended = [this] { return word() == kCarriedOut; };
-  if (s && !soon([&] { return ended() || a_peer_gave_up(); })) {
+  if (s && !soon([&] { return ended() || engine_.gave_up().has_value(); })) {
     s = fault("an operation with its peers has not ended: a flag, an event or a copy is lost");
   }
   if (!s) engine_.give_up(s.message());
@@ -136,13 +136,6 @@ Status PeerTrial::carry_out(const std::vector<std::byte>& offers, bool sums) {
   Status drained = drain([this] { engine_.release(); });
   if (stuck_) keep(std::shared_ptr(std::move(imports)));
   return s ? drained : s;
-}
-
-bool PeerTrial::a_peer_gave_up() const {
-  for (int r = 0; r < peers_.count(); ++r) {
-    if (r != peers_.own() && engine_.gave_up(r)) return true;
-  }
-  return false;
 }
 
 Status PeerTrial::import_all(const std::vector<MemoryOffer>& offers,

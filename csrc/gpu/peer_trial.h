@@ -40,7 +40,6 @@ class PeerTrial {
   Status import_all(const std::vector<intranode::MemoryOffer>& offers,
                     intranode::Imports& imports) const;
   Status compare(bool sums) const;
-  bool a_peer_gave_up() const;
   template <class Condition>
   bool soon(Condition&& condition) const;
   template <class Each>

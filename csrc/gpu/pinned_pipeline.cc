@@ -77,10 +77,7 @@ Status PinnedPipeline::begin(const Around& around, const std::vector<DeviceExcha
     }
   }
   for (const DeviceExchange& exchange : exchanges) {
-    for (const DeviceExchange::Copy& c : exchange.copies) {
-      bool moves = c.to.address != c.from.address && c.to.bytes > 0;
-      if (s && moves) s = device_.copy(in_, c.to.address, c.from.address, c.to.bytes);
-    }
+    if (s) s = device_.copies(in_, exchange.copies);
   }
   return s;
 }

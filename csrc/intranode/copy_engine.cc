@@ -101,10 +101,6 @@ Status CopyEngine::flush(device::Stream stream, Steps& steps) {
   return s;
 }
 
-Status CopyEngine::submit(const Work& work, uint32_t number, const Between& between) {
-  return between ? submit_around(work, number, between) : submit(work, main_, lanes_, number);
-}
-
 Status CopyEngine::record(const Work& work, device::Stream stream) {
   if (Status opened = open_lanes(recorded_lanes_, true); !opened) return opened;
   return submit(work, stream, recorded_lanes_, std::nullopt);
@@ -138,10 +134,6 @@ Status CopyEngine::submit(const Work& work, device::Stream main, const std::vect
 }
 
 Status CopyEngine::submit_around(const Work& work, uint32_t number, const Between& between) {
-  if (!work.sums_ && !work.moves_) {  // does not involve the peers
-    Status s = between({});
-    return s ? mark(number) : s;
-  }
   Steps steps;
   device::Stream early = nullptr;
   size_t summed = 0, moved = 0;
@@ -347,12 +339,14 @@ void CopyEngine::give_up(const std::string& reason) {
   std::atomic_ref(flags->given_up).store(kGivenUp, std::memory_order_release);
 }
 
-std::optional<std::string> CopyEngine::gave_up(int index) const {
-  auto* flags = reinterpret_cast<Flags*>(mappings_[static_cast<size_t>(index)].data());
-  if (flags == nullptr ||
-      std::atomic_ref(flags->given_up).load(std::memory_order_acquire) != kGivenUp)
-    return std::nullopt;
-  return std::string(flags->reason, ::strnlen(flags->reason, sizeof flags->reason));
+std::optional<std::string> CopyEngine::gave_up() const {
+  for (const Mapping& theirs : mappings_) {
+    if (theirs.data() == nullptr) continue;  // this rank
+    auto* flags = reinterpret_cast<Flags*>(theirs.data());
+    if (std::atomic_ref(flags->given_up).load(std::memory_order_acquire) == kGivenUp)
+      return std::string(flags->reason, ::strnlen(flags->reason, sizeof flags->reason));
+  }
+  return std::nullopt;
 }
 
 }  // namespace smddp::intranode

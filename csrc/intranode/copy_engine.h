@@ -87,10 +87,11 @@ class CopyEngine {
   };
   using Between = std::function<Status(const Stages&)>;
   // The offered memory must not be freed until `main` has finished this work. The plans of all ranks have the
-  // same parts, and all or none of them sums and moves; only the rank that they belong to differs. `between`, if
-  // given, submits more. Then the sums do not come after what `main` holds. After the work `main` marks `number`, and
-  // after an error it does not.
-  Status submit(const Work& work, uint32_t number, const Between& between = {});
+  // same parts, and all or none of them sums and moves; only the rank that they belong to differs. After the work
+  // `main` marks `number`, and after an error it does not.
+  Status submit(const Work& work, uint32_t number) { return submit(work, main_, lanes_, number); }
+  // `between` submits more. The sums do not come after what `main` holds.
+  Status submit_around(const Work& work, uint32_t number, const Between& between);
   // Submits the work to `stream`, which records a graph, and to streams of this engine that nothing else uses:
   // `main` and the lanes stay out of the recording, and so does what others submit to them.
   Status record(const Work& work, device::Stream stream);
@@ -109,10 +110,10 @@ class CopyEngine {
   // Ends the waits of all streams of this rank, whatever its peers do. The caller repeats the call until
   // the streams are empty. After the first call nothing may be submitted any more.
   void release();
-  // give_up() tells the peers that this rank gave the group up, and why. gave_up() returns the reason of
-  // rank `index`, if it has given up. Any thread may call them; the first reason stays.
+  // give_up() tells the peers that this rank gave the group up, and why. gave_up() returns the reason of a peer that
+  // has given up, if there is one. Any thread may call them; a rank's first reason stays.
   void give_up(const std::string& reason);
-  std::optional<std::string> gave_up(int index) const;
+  std::optional<std::string> gave_up() const;
 
  private:
   enum Phase : size_t { kReady, kSummed, kDone, kPrepared, kPhases = kPrepared + kMostParts };
@@ -141,7 +142,6 @@ class CopyEngine {
   Status open_lanes(std::vector<Lane>& lanes, bool own);
   Status submit(const Work& work, device::Stream main, const std::vector<Lane>& lanes,
                 std::optional<uint32_t> number);
-  Status submit_around(const Work& work, uint32_t number, const Between& between);
   // Steps with flags that come one after the other on a stream: one command.
   using Steps = std::vector<device::FlagStep>;
   void signal(Steps& steps, size_t phase, int peer) const;

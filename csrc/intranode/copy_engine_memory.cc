@@ -44,12 +44,8 @@ Result<std::byte*> Imports::find(int pid, const device::Allocation& wanted) {
     if (before->first.first == pid && a.base + a.bytes > wanted.base) at = before;
   }
   while (at != entries_.end() && at->first.first == pid &&
-         at->first.second < wanted.base + wanted.bytes) {
-    device_.release_memory(at->second.allocation, at->second.address);
-    statistics_.mapped -= at->second.allocation.bytes;
-    ++statistics_.replaced;
-    at = entries_.erase(at);
-  }
+         at->first.second < wanted.base + wanted.bytes)
+    at = end(at);
   recalls_->follow(pid, wanted.owner);
   auto address = device_.import_memory(wanted, pid);
   if (!address) return address.status();
@@ -63,10 +59,14 @@ void Imports::forget(int pid, const device::RecalledMemory& memory) {
   std::lock_guard lock(mutex_);
   auto known = entries_.find({pid, memory.base});
   if (known == entries_.end() || known->second.allocation.id != memory.id) return;
-  device_.release_memory(known->second.allocation, known->second.address);
-  statistics_.mapped -= known->second.allocation.bytes;
+  end(known);
+}
+
+Imports::Entries::iterator Imports::end(Entries::iterator at) {
+  device_.release_memory(at->second.allocation, at->second.address);
+  statistics_.mapped -= at->second.allocation.bytes;
   ++statistics_.replaced;
-  entries_.erase(known);
+  return entries_.erase(at);
 }
 
 Imports::Statistics Imports::statistics() const {

@@ -45,13 +45,16 @@ class Imports {
     device::Allocation allocation;
     void* address;
   };
+  using Entries =
+      std::map<std::pair<int, uint64_t>, Entry>;  // by owner and the address in the owner
+  Entries::iterator end(Entries::iterator at);
   // Ends the mapping of an allocation that its owner is about to free. No stream of this process reads it: the
   // owner's operations end only when their readers are done. Does nothing without one.
   void forget(int pid, const device::RecalledMemory& memory);
 
   device::Device& device_;
   mutable std::mutex mutex_;
-  std::map<std::pair<int, uint64_t>, Entry> entries_;  // by owner and the address in the owner
+  Entries entries_;
   Statistics statistics_;
   // Calls forget() when an owner is about to free memory.
   std::unique_ptr<device::RecallClient> recalls_;

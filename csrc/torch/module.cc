@@ -12,6 +12,7 @@
 
 #include "common/env.h"
 #include "device/cuda_device.h"
+#include "device/cuda_kernels.h"
 #include "device/cuda_report.h"
 #include "progress/network.h"
 #include "torch/allocator.h"
@@ -175,7 +176,7 @@ py::dict device_statistics() {
   d["mapped"] = s.mapped;
   d["freed_while_mapped"] =
       TorchDevice::is_simulated() ? TorchDevice::host_device().freed_while_mapped() : 0;
-  d["kernels"] = device::has_cuda_kernels();
+  d["kernels"] = device::cuda_kernels() != nullptr;
   return d;
 }
 
@@ -241,7 +242,7 @@ void define_group(py::module_& m) {
               try {
                 (*held)();
               } catch (py::error_already_set& error) {  // a destructor may call it
-                error.discard_as_unraisable("the end of the default group");
+                error.discard_as_unraisable("the end of a group");
               }
             });
           },

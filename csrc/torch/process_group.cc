@@ -148,20 +148,22 @@ void ProcessGroupSMDDP::release_groups() {
   messages_.release();
   device_.release();
   std::shared_ptr<Group> released;
-  std::function<void()> end;
+  std::vector<std::function<void()>> ends;
   {
     std::lock_guard lock(mutex_);
     released.swap(group_);
-    end.swap(at_end_);
+    ends.swap(at_end_);
   }
   LiveGroups::process().remove(released.get());
   released = nullptr;
-  if (end && !engine_.forked()) end();
+  for (const auto& end : ends) {
+    if (!engine_.forked()) end();
+  }
 }
 
 void ProcessGroupSMDDP::at_end(std::function<void()> end) {
   std::lock_guard lock(mutex_);
-  at_end_ = std::move(end);
+  at_end_.push_back(std::move(end));
 }
 
 Group& ProcessGroupSMDDP::group() const {

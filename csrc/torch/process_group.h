@@ -57,7 +57,7 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
 
   const GroupStore& store() const { return *store_; }
-  // Calls `end` once the group has left. In a forked child it does not.
+  // Calls `end` once the group has left, after those given before. In a forked child it does not.
   void at_end(std::function<void()> end);
   Routes& routes() { return routes_; }
   // smddp's own.
@@ -149,11 +149,11 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   Fallback fallback_;
   Routes routes_;
   mutable std::mutex mutex_;
-  std::shared_ptr<Group> group_;  // changes under mutex_
-  std::function<void()> at_end_;  // too
-  PointToPoint messages_;         // destroyed before the group
-  BoundDevice device_;            // too
-  FirstUse first_use_;            // of device_
+  std::shared_ptr<Group> group_;               // changes under mutex_
+  std::vector<std::function<void()>> at_end_;  // too
+  PointToPoint messages_;                      // destroyed before the group
+  BoundDevice device_;                         // too
+  FirstUse first_use_;                         // of device_
   std::atomic<uint64_t> operations_{0};
   std::atomic<bool> store_is_tidy_{false};
   CoalescedSection coalesced_;  // operations since startCoalescing()

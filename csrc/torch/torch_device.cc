@@ -10,6 +10,7 @@
 #include "common/env.h"
 #include "common/log.h"
 #include "device/cuda_device.h"
+#include "device/cuda_kernels.h"
 #include "torch/allocator_trace.h"
 #include "torch/runtime.h"
 
@@ -120,7 +121,7 @@ Result<TorchDevice*> TorchDevice::of(TensorRefs tensors) {
     auto* torch_device = new TorchDevice(place, host_device());
     torch_device->current_of_host_ = torch_device->device().create_stream().value();
     made = torch_device;
-  } else if (!device::has_cuda_kernels() && !settings().reduce_on_cpu) {
+  } else if (device::cuda_kernels() == nullptr && !settings().reduce_on_cpu) {
     made = Status(
         Code::kUnavailable,
         "this build has no kernels for GPUs; build it where nvcc is, or set reduce_on to cpu");

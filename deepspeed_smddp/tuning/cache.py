@@ -77,21 +77,22 @@ def recall(
     device: torch.device,
     kind: TypeAdapter[_Kind],
     holds: Callable[[_Kind], bool],
-    measure: Callable[[], _Kind],
+    measure: Callable[[Sequence[str]], _Kind],
     *what: str,
 ) -> tuple[_Kind, str]:
     """What is known of a group's network, and whether it was ``measured`` or ``recalled``.
 
     Collective, with equal results on all ranks, and so are ``holds``, whether a stored value still
-    does, and ``measure``. Groups with the same hosts by rank share it; ``group`` is torch's, or the
+    does, and ``measure``, of the ranks' hosts. Groups with the same hosts by rank share it; ``group`` is torch's, or the
     ``_C.ProcessGroupSMDDP`` in it. ``what``: further words that the value belongs to.
     """
     gpu = [torch.cuda.get_device_name(device)] if device.type == "cuda" else []
-    name = topology(" ".join([__version__, *what, *gpu]), hosts(group))
+    by_rank = hosts(group)
+    name = topology(" ".join([__version__, *what, *gpu]), by_rank)
     known = _shared(load(name, kind), kind, group)
     if known is not None and holds(known):
         return known, "recalled"
-    found = measure()
+    found = measure(by_rank)
     if group.rank() == 0:
         store(name, found, kind)
     return found, "measured"

@@ -81,7 +81,7 @@ def find(group: dist.ProcessGroup, device: torch.device = CPU) -> tuple[NetworkM
         device,
         cache.NETWORK,
         lambda network: holds(network, lambda size: probe(group, size, device)),
-        lambda: measure(group, device=device),
+        lambda _: measure(group, device=device),
     )
     return known[device.type], origin
 

@@ -75,10 +75,10 @@ def resolve(group: Any, collective: str, device: str) -> list[Step] | None:
         size, *times = known.points[len(known.points) // 2]
         return measure.is_close(point(size)[1], times)
 
-    def measured() -> MeasuredRoutes:
+    def measured(hosts: Sequence[str]) -> MeasuredRoutes:
         found = measure.within(BUDGET_SECONDS[device], sizes, point, group)
         points = [(nbytes, ours, theirs) for nbytes, (ours, theirs) in found]
-        return MeasuredRoutes(collective, device, _place(group, where), points)
+        return MeasuredRoutes(collective, device, _place(hosts, where), points)
 
     known, source = cache.recall(
         group, where, cache.ROUTES, holds, measured, torch.__version__, collective, device
@@ -125,10 +125,10 @@ def sentence(known: MeasuredRoutes) -> str:
     )
 
 
-def _place(group: Any, device: torch.device) -> str:
-    ranks, hosts = group.size(), len(set(cache.hosts(group)))
+def _place(hosts: Sequence[str], device: torch.device) -> str:
+    count = len(set(hosts))
     gpu = f" with {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""
-    return f"{ranks} ranks of {'one host' if hosts == 1 else f'{hosts} hosts'}{gpu}"
+    return f"{len(hosts)} ranks of {'one host' if count == 1 else f'{count} hosts'}{gpu}"
 
 
 class _Matmuls:
@@ -152,14 +152,16 @@ def _free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0]
 
 
-_tried: dict[str, str] = {}  # what _refusal() has found, by group
+_tried: dict[str, str] = {}  # what _refusal() has found, by group, until that ends
 
 
 def _refusal(group: Any, device: torch.device) -> str:
     """Why the fallback does not work on some rank; empty if it does. Collective; tried once."""
-    if group.rendezvous not in _tried:
-        _tried[group.rendezvous] = _try_fallback(group, device)
-    return _tried[group.rendezvous]
+    name = group.rendezvous
+    if name not in _tried:
+        _tried[name] = _try_fallback(group, device)
+        group.at_end(lambda: _tried.pop(name))
+    return _tried[name]
 
 
 def _try_fallback(group: Any, device: torch.device) -> str:

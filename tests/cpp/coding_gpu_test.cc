@@ -27,7 +27,7 @@ void atomicExch(uint32_t* to, uint32_t x) { std::atomic_ref(*to).exchange(x); }
 #define __shared__ static
 #define __grid_constant__
 #define __launch_bounds__(...)
-#include "device/coding_kernels.cu"
+#include "coding_kernels.cu"
 
 namespace smddp {
 namespace {

@@ -1,4 +1,3 @@
-#include "coding/coding_warp.h"
 #include "coding/piece.h"
 
 #include <gtest/gtest.h>
@@ -10,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "coding_warp.h"
 #include "common/align.h"
 #include "kernels/reduce.h"
 

@@ -123,10 +123,6 @@ DRIVER(cuDeviceGetName, char* name, int bytes, CUdevice) {
   std::strncpy(name, "stub", static_cast<size_t>(bytes));
   return kSuccess;
 }
-DRIVER(cuDeviceGetUuid, CUuuid* uuid, CUdevice) {
-  std::memset(uuid, 7, sizeof *uuid);
-  return kSuccess;
-}
 DRIVER(cuDeviceGetAttribute, int* value, int which, CUdevice) {
   return put(value, which == kMultiprocessorCount ? 6 : 1);
 }
@@ -237,9 +233,6 @@ DRIVER(cuMemcpyBatchAsync, CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, si
     all.push_back({reinterpret_cast<void*>(to[i]), reinterpret_cast<void*>(from[i]), bytes[i]});
   }
   return result(host().copies(stream, all));
-}
-DRIVER(cuLaunchHostFunc, CUstream stream, void (*function)(void*), void* argument) {
-  return result(host().call(stream, function, argument));
 }
 DRIVER(cuMemAlloc, CUdeviceptr* at, size_t bytes) {
   if (must_be_relaxed() != kSuccess) return 900;

@@ -204,7 +204,8 @@ def measured(ctx: Context) -> dict[str, Any]:
     counted = taken(ctx, wanted)
     other = dist.new_group()  # measures for itself
     cases.check(ctx, Case("all_gather"), other)
-    return {"chosen": chosen, "counted": counted}
+    dist.destroy_process_group(other)
+    return {"chosen": chosen, "counted": counted, "groups_tried": len(routes._tried)}
 
 
 def test_auto_measures_once_and_all_ranks_agree(tmp_path: Path) -> None:
@@ -268,6 +269,7 @@ def test_without_a_working_fallback_smddp_carries_all(tmp_path: Path) -> None:
         for answer in world.run(measured_as_on_gpus, True):
             assert all(steps == [(0, "smddp")] for steps in answer["chosen"].values())
             assert answer["order"] == "call call"  # once in each of the two groups
+            assert answer["groups_tried"] == 1  # the other one has ended
         assert "stays with smddp: the fallback failed: no communicator" in world.log(0)
 
 

@@ -4,7 +4,7 @@
 #define SMDDP_BOTH __host__ __device__ __forceinline__
 #define SMDDP_UNROLL _Pragma("unroll")
 #endif
-#include "coding/coding_warp.h"
+#include "coding_warp.h"
 
 namespace smddp::coding {
 

@@ -1,5 +1,5 @@
-// Compares cuda_api.h with the header of the CUDA toolkit, if CMake found a toolkit.
-#if defined(SMDDP_HAVE_CUDA_H)
+// Compares cuda_api.h with the header of the CUDA toolkit. Compiled if CMake found a toolkit; never run.
+
 // Before cuda.h, whose macros rename some functions to their latest version.
 #include "device/cuda_api.h"
 
@@ -47,7 +47,6 @@ static_assert(kInStreamOrder == CU_MEMCPY_SRC_ACCESS_ORDER_STREAM &&
               kBesideCompute == CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE);
 #endif
 static_assert(sizeof(CUipcMemHandle) == sizeof(::CUipcMemHandle));
-static_assert(sizeof(CUuuid) == sizeof(::CUuuid));
 static_assert(sizeof(CUmemAccessDesc) == sizeof(::CUmemAccessDesc) &&
               offsetof(CUmemAccessDesc, flags) == offsetof(::CUmemAccessDesc, flags) &&
               offsetof(CUmemLocation, id) == offsetof(::CUmemLocation, id));
@@ -88,4 +87,3 @@ static_assert(kRegisterPortable == CU_MEMHOSTREGISTER_PORTABLE &&
 
 }  // namespace
 }  // namespace smddp::device::cuda
-#endif
