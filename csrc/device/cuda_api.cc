@@ -12,6 +12,9 @@ struct Remedy {
   const char* text;
 };
 
+constexpr char kOldDriver[] =
+    "the driver is older than the nvcc that built the kernels: update it, or build with an older "
+    "one";
 constexpr Remedy kRemedies[] = {
     {1, "a bug of this library, or memory of an allocator that is not torch's native one"},
     {2, "the GPU's memory is full: free some, or make buckets smaller"},
@@ -19,12 +22,8 @@ constexpr Remedy kRemedies[] = {
     {209, "the kernels were built for other GPUs: build again with this machine's nvcc"},
     {217,
      "the GPUs can't read each other's memory (`nvidia-smi topo -p2p r`): set SMDDP_DEVICE=off"},
-    {218,
-     "the driver is older than the nvcc that built the kernels: update it, or build with an "
-     "older one"},
-    {222,
-     "the driver is older than the nvcc that built the kernels: update it, or build with an "
-     "older one"},
+    {218, kOldDriver},
+    {222, kOldDriver},
     {304, "too many files are open (see `ulimit -n`), or the container forbids it"},
     {700,
      "an earlier kernel, possibly of the model, accessed an invalid address: run it under "

@@ -1,5 +1,5 @@
 // The compiled GPU kernels that this library contains, and their names. Knows no driver. CudaDevice loads
-// them.
+// them, and the torch module asks whether there are any.
 #pragma once
 
 #include "common/types.h"

@@ -46,10 +46,7 @@ Result<std::vector<Allocation>> CudaSharing::export_memory(const void* address, 
   std::vector<Allocation> found;
   CUdeviceptr at = pointer(address), end = at + std::max<size_t>(bytes, 1);
   while (at < end) {
-    int legacy = 0;
-    Status s = query(&legacy, kIpcCapable, at);
-    if (!s) return s;
-    auto one = legacy != 0 ? export_whole(at) : export_mapped(at);
+    auto one = export_one(at);
     if (!one) return one.status();
     found.push_back(one.value());
     at = one.value().base + one.value().bytes;
@@ -78,67 +75,57 @@ void CudaSharing::release_memory(const Allocation& allocation, void* address) {
   }
 }
 
-// Memory of cuMemAlloc(), which cudaMalloc() calls.
-Result<Allocation> CudaSharing::export_whole(CUdeviceptr at) {
+Result<Allocation> CudaSharing::export_one(CUdeviceptr at) {
   Allocation a;
+  int legacy = 0;
+  Status s = query(&legacy, kIpcCapable, at);
+  if (s) s = legacy != 0 ? locate_whole(a, at) : locate_mapped(a, at);
+  if (!s) return s;
+  std::lock_guard lock(mutex_);
+  auto known = handles_.find(a.base);
+  if (known != handles_.end() && known->second.id == a.id) return known->second;
+  close_freed();
+  if (!recalls_) s = RecallServer::open().into(recalls_);
+  if (s) s = legacy != 0 ? export_handle(a) : export_descriptor(a);
+  if (!s) return s;
+  a.owner = recalls_->name();
+  return handles_[a.base] = a;
+}
+
+// Memory of cuMemAlloc(), which cudaMalloc() calls.
+Status CudaSharing::locate_whole(Allocation& a, CUdeviceptr at) {
   a.kind = Allocation::Kind::kIpc;
   CUdeviceptr base = 0;
   size_t bytes = 0;
   Status s = check(api_.cuMemGetAddressRange(&base, &bytes, at), "cuMemGetAddressRange");
-  if (s) s = query(&a.id, kBufferId, at);
-  if (!s) return s;
   a.base = base;
   a.bytes = bytes;
-  std::lock_guard lock(mutex_);
-  if (Status opened = open_recalls(); !opened) return opened;
-  auto [known, is_new] = handles_.try_emplace(base);
-  if (is_new || known->second.id != a.id) {
-    CUipcMemHandle handle;
-    s = check(api_.cuIpcGetMemHandle(&handle, base), "cuIpcGetMemHandle");
-    if (!s) {
-      handles_.erase(known);
-      return s;
-    }
-    std::memcpy(a.handle.data(), handle.reserved, sizeof handle.reserved);
-    a.owner = recalls_->name();
-    known->second = a;
-  }
-  return known->second;
+  return s ? query(&a.id, kBufferId, at) : s;
 }
 
 // Memory that was made by cuMemCreate() and mapped piece by piece: torch's expandable segments.
-Result<Allocation> CudaSharing::export_mapped(CUdeviceptr at) {
-  Allocation a;
+Status CudaSharing::locate_mapped(Allocation& a, CUdeviceptr at) {
+  a.kind = Allocation::Kind::kShareable;
   uint64_t types = 0;
   Status s = query(&types, kAllowedHandleTypes, at);
-  if (!s) return s;
-  if ((types & kPosixDescriptor) == 0) {
-    return Status(Code::kUnavailable,
-                  "this GPU memory can't be shared between processes: use torch's native "
-                  "allocator (PYTORCH_CUDA_ALLOC_CONF=backend:native,expandable_segments:False)");
+  if (s && (types & kPosixDescriptor) == 0) {
+    return {Code::kUnavailable,
+            "this GPU memory can't be shared between processes: use torch's native "
+            "allocator (PYTORCH_CUDA_ALLOC_CONF=backend:native,expandable_segments:False)"};
   }
-  CUdeviceptr base = 0;
-  size_t bytes = 0;
-  s = query(&base, kMappingBase, at);
-  if (s) s = query(&bytes, kMappingSize, at);
-  if (s) s = query(&a.id, kMemoryBlockId, at);
-  if (!s) return s;
-  a.base = base;
-  a.bytes = bytes;
-  std::lock_guard lock(mutex_);
-  auto known = handles_.find(base);
-  if (known != handles_.end() && known->second.id == a.id) return known->second;
-  close_freed();
-  s = export_descriptor(a);
-  if (s) s = open_recalls();
-  if (!s) return s;
-  a.owner = recalls_->name();
-  handles_[base] = a;
-  return a;
+  if (s) s = query(&a.base, kMappingBase, at);
+  if (s) s = query(&a.bytes, kMappingSize, at);
+  return s ? query(&a.id, kMemoryBlockId, at) : s;
+}
+
+Status CudaSharing::export_handle(Allocation& a) const {
+  CUipcMemHandle handle;
+  Status s = check(api_.cuIpcGetMemHandle(&handle, a.base), "cuIpcGetMemHandle");
+  std::memcpy(a.handle.data(), handle.reserved, sizeof handle.reserved);
+  return s;
 }
 
 Status CudaSharing::export_descriptor(Allocation& a) {
-  a.kind = Allocation::Kind::kShareable;
   if (!server_) {
     if (Status s = DescriptorServer::open().into(server_); !s) return s;
   }
@@ -154,11 +141,6 @@ Status CudaSharing::export_descriptor(Allocation& a) {
   server_->offer(a.id, FileDescriptor(a.descriptor));
   std::memcpy(a.handle.data(), server_->name().data(), server_->name().size());
   return {};
-}
-
-Status CudaSharing::open_recalls() {
-  if (recalls_) return {};
-  return RecallServer::open().into(recalls_);
 }
 
 // A handle of freed memory is forgotten here as well, and its descriptor closed: that keeps memory allocated. A

@@ -32,10 +32,13 @@ class CudaSharing {
   Status query(void* value, int which, cuda::CUdeviceptr at) {
     return check(api_.cuPointerGetAttribute(value, which, at), "cuPointerGetAttribute");
   }
-  Result<Allocation> export_whole(cuda::CUdeviceptr at);
-  Result<Allocation> export_mapped(cuda::CUdeviceptr at);
+  // The allocation that contains the address.
+  Result<Allocation> export_one(cuda::CUdeviceptr at);
+  Status locate_whole(Allocation& a, cuda::CUdeviceptr at);
+  Status locate_mapped(Allocation& a, cuda::CUdeviceptr at);
+  // All under mutex_.
+  Status export_handle(Allocation& a) const;
   Status export_descriptor(Allocation& a);
-  Status open_recalls();  // under mutex_
   void close_freed();
   void forget(std::map<cuda::CUdeviceptr, Allocation>::iterator known);
   Result<void*> import_mapped(const Allocation& allocation, int pid);

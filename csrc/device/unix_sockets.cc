@@ -29,11 +29,11 @@ struct UnixAddress {
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&address); }
 };
 
-}  // namespace
-
-FileDescriptor unix_socket(int flags) {
+FileDescriptor unix_socket(int flags = 0) {
   return FileDescriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0));
 }
+
+}  // namespace
 
 Result<FileDescriptor> listen_as(const char* label, SocketName* name, int flags) {
   if (!fill_random(name->data(), name->size()))

@@ -14,9 +14,7 @@ namespace smddp::device {
 
 using SocketName = std::array<uint8_t, 16>;
 
-// Messages keep their boundaries.
-FileDescriptor unix_socket(int flags = 0);
-// A socket that listens under a new name, for what `label` says.
+// Messages on all of these keep their boundaries. A socket that listens under a new name, for what `label` says.
 Result<FileDescriptor> listen_as(const char* label, SocketName* name, int flags = 0);
 Result<FileDescriptor> connect_to(const char* label, const SocketName& name);
 // Whether the other end is a process of this user.

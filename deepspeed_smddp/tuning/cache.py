@@ -83,8 +83,9 @@ def recall(
     """What is known of a group's network, and whether it was ``measured`` or ``recalled``.
 
     Collective, with equal results on all ranks, and so are ``holds``, whether a stored value still
-    does, and ``measure``, of the ranks' hosts. Groups with the same hosts by rank share it; ``group`` is torch's, or the
-    ``_C.ProcessGroupSMDDP`` in it. ``what``: further words that the value belongs to.
+    does, and ``measure``, of the ranks' hosts. Groups with the same hosts by rank share it;
+    ``group`` is torch's, or the ``_C.ProcessGroupSMDDP`` in it. ``what``: further words that the
+    value belongs to.
     """
     gpu = [torch.cuda.get_device_name(device)] if device.type == "cuda" else []
     by_rank = hosts(group)
