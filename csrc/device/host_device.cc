@@ -201,15 +201,19 @@ Status HostDevice::submit(Stream stream, Command kind, HostCommand command) {
 }
 
 HostCommand HostDevice::copying(const Copy& copy) const {
-  HostCommand command = lasting(duration_, [copy](size_t half) {
-    size_t begin = copy.bytes / 2 * half;
-    std::memcpy(static_cast<std::byte*>(copy.to) + begin,
-                static_cast<const std::byte*>(copy.from) + begin,
-                half == 0 ? copy.bytes / 2 : copy.bytes - begin);
+  HostCommand command = lasting(duration_, [copy, unordered = unordered_](size_t half) {
+    size_t begin = copy.bytes / 2 * half, end = half == 0 ? copy.bytes / 2 : copy.bytes;
+    auto *to = static_cast<std::byte*>(copy.to),
+         *from = static_cast<std::byte*>(const_cast<void*>(copy.from));
+    if (!unordered) std::memcpy(to + begin, from + begin, end - begin);
+    for (size_t i = begin; i < end && unordered; ++i) {
+      std::byte read = std::atomic_ref(from[i]).load(std::memory_order_relaxed);
+      std::atomic_ref(to[i]).store(read, std::memory_order_relaxed);
+    }
   });
-  if (!gate_) return command;
-  return [copy, gate = gate_, command = std::move(command)] {
-    return gate(copy.to, copy.from) && command();
+  bool by_kernel = owns(copy.to, copy.bytes) && owns(copy.from, copy.bytes);
+  return [=, this, gate = gate_, command = std::move(command)] {
+    return !(by_kernel && held_) && (!gate || gate(copy.to, copy.from)) && command();
   };
 }
 
@@ -236,12 +240,12 @@ Status HostDevice::copies(Stream stream, std::span<const Copy> all) {
 Status HostDevice::reduce(Stream stream, const kernels::Reduction& reduction) {
   // The threads of a multiprocessor run one after the other.
   constexpr uint32_t kThreads = 8;
-  return submit(stream, Command::kSum, lasting(sum_duration_, [this, reduction](uint32_t half) {
-                  uint32_t all = kThreads * static_cast<uint32_t>(reduction.blocks);
-                  for (uint32_t thread = half; thread < all; thread += 2)
-                    reduce_share(reduction, thread, all);
-                  sums_ += half;
-                }));
+  HostCommand sum = lasting(sum_duration_, [this, reduction](uint32_t half) {
+    uint32_t all = kThreads * static_cast<uint32_t>(reduction.blocks);
+    for (uint32_t thread = half; thread < all; thread += 2) reduce_share(reduction, thread, all);
+    sums_ += half;
+  });
+  return submit(stream, Command::kSum, [this, sum = std::move(sum)] { return !held_ && sum(); });
 }
 
 Status HostDevice::flags(Stream stream, std::span<const FlagStep> steps) {

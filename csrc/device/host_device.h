@@ -42,6 +42,12 @@ class HostDevice final : public Device {
   // Each copy that is submitted from now on begins once gate(to, from) is true.
   using Gate = std::function<bool(const void* to, const void* from)>;
   void set_gate(Gate gate) { gate_ = std::move(gate); }
+  // Copies that are submitted from now on may meet others that no stream orders them with, as after a failure that
+  // releases streams: each byte is then one of those that were written there, and ThreadSanitizer says nothing.
+  void set_unordered(bool unordered) { unordered_ = unordered; }
+  // As while another's kernel has every multiprocessor: no sum goes on, and no copy from the device's memory to its own,
+  // which some drivers make by a kernel.
+  void hold_multiprocessors(bool held) { held_ = held; }
   // As a process's limit of open files: so many allocations can be exported at a time. Freed ones make room.
   void set_most_exported(size_t most) { most_exported_ = most; }
   // As where memory is short: an allocation of more bytes fails.
@@ -105,6 +111,8 @@ class HostDevice final : public Device {
   Peers peers_ = Peers::kReachable;
   std::chrono::microseconds duration_{0}, sum_duration_{0};
   Gate gate_;
+  bool unordered_ = false;
+  std::atomic<bool> held_{false};
   size_t most_exported_ = SIZE_MAX, largest_allocation_ = SIZE_MAX;
   bool keeps_bytes_ = false;
   std::map<size_t, std::vector<std::byte>> kept_bytes_;  // by size

@@ -16,10 +16,8 @@ from gpu_check.step import Run
 from harness.worker import Context
 
 THREADS = 512
-WITHIN_A_GPU = (
-    "ranks share a GPU, within which this driver copies by kernels; "
-    "the proof needs a GPU for each rank"
-)
+SHARED = "the proof needs a GPU for each rank"
+BY_KERNELS = "this driver copies within a GPU by kernels, also the own block if it is not in place"
 LONGEST_SECONDS = 20  # a kernel ends by itself after this
 # One thread of a block says that the block runs and then polls; the others wait at the barrier and
 # keep their places. `nanosleep` is in sm_70 and newer.
@@ -131,28 +129,34 @@ def zero_sm(run: Run) -> None:
     """On each rank: all multiprocessors held, an AllGather, and a kernel that must not run."""
     for layout in ("AA", "AAAA"):
         with world(run, layout, CUDA_DEVICE_MAX_CONNECTIONS="32") as ranks:
-            found = ranks.run(while_held, "all_gather")
-            run.note(f"{layout}: AllGather", found)
-            assert all(rank["held"] for rank in found), "the control kernel ran: SMs were not held"
-            if not all(rank["a copy in a batch"] for rank in found) and len(layout) > run.gpus:
-                run.note(f"{layout}: not judged", WITHIN_A_GPU)
-                continue
-            run.goal(
-                f"{layout}: an AllGather of 64 MiB per rank ends while all SMs are held",
-                all(rank["ended"] for rank in found),
-                f"ended on {sum(rank['ended'] for rank in found)} of {len(found)} ranks",
-            )
+            for form in ("AllGather in place", "AllGather"):
+                found = ranks.run(while_held, "all_gather", form != "AllGather")
+                run.note(f"{layout}: {form}", found)
+                held = all(rank["held"] for rank in found)
+                assert held, "the control kernel ran: SMs were not held"
+                if not all(rank["a copy in a batch"] for rank in found):
+                    shared = len(layout) > run.gpus
+                    if shared or form == "AllGather":
+                        why = f"{BY_KERNELS}; {SHARED}" if shared else BY_KERNELS
+                        run.note(f"{layout}: {form} not judged", why)
+                        continue
+                run.goal(
+                    f"{layout}: an {form} of 64 MiB per rank ends while all SMs are held",
+                    all(rank["ended"] for rank in found),
+                    f"ended on {sum(rank['ended'] for rank in found)} of {len(found)} ranks",
+                )
     with world(run, "AA", CUDA_DEVICE_MAX_CONNECTIONS="32") as ranks:
         found = ranks.run(while_held, "reduce_scatter")
         run.note("AA: ReduceScatter, which needs SMs", found)
         assert not any(rank["ended"] for rank in found), "a sum ran although all SMs were held"
 
 
-def while_held(ctx: Context, collective: str) -> dict[str, Any]:
+def while_held(ctx: Context, collective: str, in_place: bool = False) -> dict[str, Any]:
     """Whether the collective ended, and a control kernel did not, while the SMs were held."""
     numel = 32 << 20
-    part = torch.full((numel,), ctx.rank + 1, dtype=torch.bfloat16, device="cuda")
     whole = torch.full((numel * ctx.size,), ctx.rank + 1, dtype=torch.bfloat16, device="cuda")
+    own = whole[ctx.rank * numel : (ctx.rank + 1) * numel]
+    part = own if in_place else own.clone()
     control = torch.zeros(32, device="cuda")
     side, other, holder = (torch.cuda.Stream(priority=p) for p in (0, -1, 0))
 
@@ -165,6 +169,7 @@ def while_held(ctx: Context, collective: str) -> dict[str, Any]:
     control.add_(1)
     if collective == "all_gather":
         whole.zero_()
+        part.fill_(ctx.rank + 1)
     driver = Driver()
     release = torch.zeros(1, dtype=torch.int32).pin_memory()
     blocks = driver.blocks()
