@@ -115,7 +115,7 @@ bool HostDevice::owns(const void* address, size_t bytes) const {
 
 Result<Stream> HostDevice::create_stream() {
   std::lock_guard context(context_);
-  std::unique_ptr<HardwareQueue>& queue = queues_[streams_++ % kQueues];
+  std::unique_ptr<HardwareQueue>& queue = queues_[streams_++ % queues_.size()];
   if (!queue) queue = std::make_unique<HardwareQueue>();
   return static_cast<Stream>(new HostStream(*queue));
 }

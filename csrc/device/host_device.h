@@ -24,6 +24,10 @@ namespace smddp::device {
 
 class HostDevice final : public Device {
  public:
+  // Of the hardware, which streams share. The fewer, the more of them a stream that waits holds up; with one, all are in
+  // the order in which they are submitted.
+  static constexpr size_t kQueues = 8;
+  explicit HostDevice(size_t queues = kQueues) : queues_(queues) {}
   ~HostDevice() override;
 
   // Its bytes are no values that a test expects, as a GPU clears nothing; see set_keeps_bytes().
@@ -70,7 +74,6 @@ class HostDevice final : public Device {
   // True if one allocation contains [address, address + bytes).
   bool owns(const void* address, size_t bytes) const;
 
-  static constexpr size_t kQueues = 8;  // of the hardware, which streams share
   Result<Stream> create_stream() override;
   void destroy_stream(Stream stream) override;
   Result<Event> create_event() override;
@@ -101,8 +104,8 @@ class HostDevice final : public Device {
 
   // Held through every call but synchronize(), also while a call waits for room in a stream.
   std::mutex context_;
-  std::array<std::unique_ptr<HardwareQueue>, kQueues> queues_;  // made for their first streams
-  size_t streams_ = 0;                                          // that were created
+  std::vector<std::unique_ptr<HardwareQueue>> queues_;  // made for their first streams
+  size_t streams_ = 0;                                  // that were created
   mutable std::mutex mutex_;
   std::map<uintptr_t, Allocation> allocations_;  // by base
   uint64_t next_id_ = 1;

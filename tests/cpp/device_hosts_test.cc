@@ -19,6 +19,7 @@ struct Layout {
   const char* hosts;
   bool on_cpu;
   bool by_nic = false;
+  size_t queues = device::HostDevice::kQueues;
 };
 
 // Lets the NICs access the memory of the simulated device, which is host memory. Possible if the fabric
@@ -35,26 +36,26 @@ struct ByNic {
   std::optional<DebugSetting> set_;
 };
 class DeviceHostsOf : public testing::TestWithParam<Layout> {};
-INSTANTIATE_TEST_SUITE_P(Layouts, DeviceHostsOf,
-                         testing::Values(Layout{"ab", false}, Layout{"aabb", false},
-                                         Layout{"abab", false}, Layout{"aab", false},
-                                         Layout{"abcabc", false}, Layout{"aaa", true},
-                                         Layout{"aabb", true}, Layout{"a", true},
-                                         Layout{"ab", false, true}, Layout{"aabb", false, true},
-                                         Layout{"abcde", false, true}, Layout{"abcabc", true, true},
-                                         Layout{"aab", false, true}, Layout{"a", false},
-                                         Layout{"aa", false}, Layout{"aaaaa", false}));
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, DeviceHostsOf,
+    testing::Values(Layout{"ab", false}, Layout{"aabb", false}, Layout{"abab", false},
+                    Layout{"aab", false}, Layout{"abcabc", false}, Layout{"aaa", true},
+                    Layout{"aabb", true}, Layout{"a", true}, Layout{"ab", false, true},
+                    Layout{"aabb", false, true}, Layout{"abcde", false, true},
+                    Layout{"abcabc", true, true}, Layout{"aab", false, true}, Layout{"a", false},
+                    Layout{"aa", false}, Layout{"aaaaa", false}, Layout{"aaaaa", false, false, 1},
+                    Layout{"ab", false, false, 1}, Layout{"aabb", false, false, 1}));
 
 TEST_P(DeviceHostsOf, AllThreeCollectivesWithManyInFlight) {
   ByNic by_nic(GetParam().by_nic);
   run_world(GetParam().hosts, [](RankContext& context) {
-    DeviceRank r(context);
+    DeviceRank r(context, 20, {}, GetParam().queues);
     ASSERT_TRUE(r.group);
     if (r.group->topology().nodes() > 1)
       ASSERT_EQ(r.group->by_nic(), GetParam().by_nic && ByNic::possible(context));
     Job job(r, GetParam().on_cpu);
     std::vector<Checked> all;
-    for (size_t count : {1003, 1, 40'000, 0}) {
+    for (size_t count : {1003, 1, 140'000, 0}) {  // with lanes, too
       auto turn = static_cast<int>(all.size());
       all.emplace_back(job, Collective::kAllGather, count, turn);
       all.emplace_back(job, Collective::kReduceScatter, count, turn);

@@ -104,8 +104,10 @@ struct SimulatedDevice {
 // A rank on a simulated device of its own, as if the rank were a process.
 struct DeviceRank : SimulatedDevice, GroupRank {
   explicit DeviceRank(RankContext& rank, double limit_seconds = 60,
-                      DeviceGroup::EndProcess end_process = {})
-      : GroupRank(rank, gpu, limit_seconds, std::move(end_process)) {}
+                      DeviceGroup::EndProcess end_process = {},
+                      size_t queues = device::HostDevice::kQueues)
+      : SimulatedDevice{device::HostDevice(queues)},
+        GroupRank(rank, gpu, limit_seconds, std::move(end_process)) {}
   ~DeviceRank() { EXPECT_EQ(gpu.freed_while_mapped(), 0u); }
 };
 
