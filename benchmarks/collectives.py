@@ -29,7 +29,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from calls.cases import ALL_OPS, BYTES_OF, COALESCED, FROM_TORCH_ALONE, OPS, parse_sizes
+from calls.cases import ALL_OPS, BYTES_OF, COALESCED, FROM_TORCH_ALONE, MESSAGE, OPS, parse_sizes
 from shared.command_line import add_host_options, add_other_build, add_output_options
 from shared.host_set import ROOT
 
@@ -110,6 +110,7 @@ def add_measurement(parser: argparse.ArgumentParser) -> None:
         default=",".join(OPS),
         help=f"operations, of {', '.join(ALL_OPS)}; {COALESCED} is one coalesced call on 64 "
         "tensors of 1 KiB to 4 MiB, compared with a call on a single tensor of as many bytes; "
+        f"{MESSAGE}: between rank r and rank r + half of the ranks, the other way at each call; "
         f"{', '.join(FROM_TORCH_ALONE)}: from torch only, beside gloo",
     )
     add(
@@ -169,6 +170,8 @@ def complete(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         unknown = [name for name in given if name not in known]
         if unknown:
             parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(known)}")
+    if MESSAGE in args.ops and args.hosts * args.ranks_per_host % 2:
+        parser.error(f"{MESSAGE} needs an even number of ranks")
 
 
 def complete_hosts(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:

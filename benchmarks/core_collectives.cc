@@ -6,6 +6,7 @@
 // can read and write. With `shared` the buffers lie in memory that the ranks of a host share. With `async` no
 // thread waits in the engine: its background thread carries each call out, and the caller sleeps meanwhile. With
 // `coded` data is coded between hosts where that pays.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -25,7 +26,10 @@ namespace {
 struct World {
   Engine& engine;
   Group& group;
+  Store& store;
   bool async, coded;
+  const turn_program* program = nullptr;
+  std::unique_ptr<Group> messages[2] = {};  // from the lower half of the ranks, and to it
 };
 
 // Wakes a thread that sleeps on it, outside the engine.
@@ -90,10 +94,15 @@ std::shared_ptr<Noticed> operation_of(const turn_case& what, int ranks) {
   return op;
 }
 
-int finish(World& world, const std::shared_ptr<Noticed>& op) {
+int fail(const std::string& why) {
+  std::fprintf(stderr, "%s\n", why.c_str());
+  return 1;
+}
+
+int finish(World& world, Group& group, const std::shared_ptr<Noticed>& op) {
   Tuning tuning;
   if (world.coded) tuning.coding = Coding::kAuto;
-  world.group.submit(op, tuning, world.async);
+  group.submit(op, tuning, world.async);
   if (world.async) op->sleep_until_over();
   world.engine.wait(*op);  // for a moment, if it is over
   if (op->status().ok()) return 0;
@@ -101,9 +110,40 @@ int finish(World& world, const std::shared_ptr<Noticed>& op) {
   return 1;
 }
 
+// As csrc/torch/point_to_point.cc does it: a group of two for each direction.
+int message(World& world, const turn_case& what) {
+  const turn_program& program = *world.program;
+  const bool sends = turn_sends(&program, what.calls);
+  const bool upwards = sends == (2 * program.rank < program.ranks);
+  std::unique_ptr<Group>& group = world.messages[upwards ? 0 : 1];
+  if (!group) {
+    const Rank partner = turn_partner(&program);
+    std::vector<Rank> pair{std::min(program.rank, partner), std::max(program.rank, partner)};
+    const std::string label = "message/" + std::to_string(pair[0]) + (upwards ? "/up" : "/down");
+    if (!upwards) std::swap(pair[0], pair[1]);
+    Status made = world.group.subgroup(world.store, label, pair, false).into(group);
+    if (!made) return fail(made.message());
+  }
+  auto op = std::make_shared<Noticed>();
+  op->collective = sends ? Collective::kSend : Collective::kReceive;
+  op->root = 1;
+  op->element_size = turn_size_of(what.dtype);
+  const size_t bytes = what.count * op->element_size * static_cast<size_t>(program.ranks);
+  Blocks& other = sends ? op->output : op->input;
+  other.end_block();
+  other.end_block();
+  Blocks& mine = sends ? op->input : op->output;
+  if (sends) mine.end_block();
+  mine.add(what.whole, bytes);
+  mine.end_block();
+  if (!sends) mine.end_block();
+  return finish(world, *group, op);
+}
+
 int call(void* context, const turn_case* what) {
   auto& world = *static_cast<World*>(context);
-  return finish(world, operation_of(*what, world.group.ranks()));
+  if (what->op == TURN_MESSAGE) return message(world, *what);
+  return finish(world, world.group, operation_of(*what, world.group.ranks()));
 }
 
 // A rank leaves when it has a byte of every rank.
@@ -119,17 +159,12 @@ int barrier(void* context) {
     op->output.add(&bytes[r], 1);
     op->output.end_block();
   }
-  return finish(world, op);
+  return finish(world, world.group, op);
 }
 
 int number(const char* variable) {
   const char* text = std::getenv(variable);
   return text != nullptr ? std::atoi(text) : -1;
-}
-
-int fail(const std::string& why) {
-  std::fprintf(stderr, "%s\n", why.c_str());
-  return 1;
 }
 
 void* map_shared(void*, turn_op, turn_buffer, size_t bytes) {
@@ -152,7 +187,7 @@ int run(const char* pipes, const char* directory, const std::string& mode) {
   options.timeout_ns = 120'000'000'000ull;
   auto group = Group::create(*process.value(), store, rank, ranks, options);
   if (!group.ok()) return fail(group.status().message());
-  World world{process.value()->engine(), *group.value(), mode == "async", mode == "coded"};
+  World world{process.value()->engine(), *group.value(), store, mode == "async", mode == "coded"};
   bool shared = mode == "shared";
   turn_program program{rank,
                        ranks,
@@ -162,7 +197,9 @@ int run(const char* pipes, const char* directory, const std::string& mode) {
                        barrier,
                        shared ? map_shared : nullptr,
                        shared ? unmap_shared : nullptr};
+  world.program = &program;
   int status = turn_serve(&program, pipes);
+  for (auto& messages : world.messages) messages.reset();
   group.value().reset();
   return status;
 }

@@ -11,6 +11,7 @@
 #include "turns.h"
 
 struct world {
+  const struct turn_program* program;
   MPI_Op add_bf16;
 };
 
@@ -54,6 +55,12 @@ static int call(void* context, const struct turn_case* c) {
   if (c->op == TURN_ALL_GATHER) {
     return MPI_Allgather(c->part, count, type, c->whole, count, type, MPI_COMM_WORLD);
   }
+  if (c->op == TURN_MESSAGE) {
+    int partner = turn_partner(world->program);
+    return turn_sends(world->program, c->calls)
+               ? MPI_Send(c->whole, count * ranks, type, partner, 0, MPI_COMM_WORLD)
+               : MPI_Recv(c->whole, count * ranks, type, partner, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+  }
   if (c->op == TURN_REDUCE_SCATTER) {
     return MPI_Reduce_scatter_block(c->whole, c->part, count, type, op, MPI_COMM_WORLD);
   }
@@ -84,6 +91,7 @@ int main(int argc, char** argv) {
     if (*c == '\n' || *c == ',') *c = '\0', --c;
   }
   struct turn_program program = {rank, ranks, version, &world, call, barrier, NULL, NULL};
+  world.program = &program;
   status = turn_serve(&program, argv[1]);
   if (status != 0) MPI_Abort(MPI_COMM_WORLD, status);
   MPI_Op_free(&world.add_bf16);

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from calls.cases import COALESCED, FROM_TORCH_ALONE, tensor_counts
+from calls.cases import COALESCED, FROM_TORCH_ALONE, MESSAGE, tensor_counts
 from shared import rank_commands
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -59,6 +59,7 @@ class Case:
         self.name = (op, dtype, size)
         self.op = op
         self.ranks = dist.get_world_size()
+        self.calls, self.sent = 0, False
         kind = DTYPES[dtype]
         counts = [max(1, size // kind.itemsize // self.ranks)]
         if op == COALESCED:
@@ -76,6 +77,8 @@ class Case:
         whole, part = self.whole, self.part
         if self.op == COALESCED:
             return lambda: gather_coalesced(self.wholes, self.parts)
+        if self.op == MESSAGE:
+            return self._message
         if self.op == "all_gather":
             return lambda: dist.all_gather_into_tensor(whole, part)
         if self.op == "reduce_scatter":
@@ -91,6 +94,13 @@ class Case:
         call = dist.broadcast if self.op == "broadcast" else dist.reduce
         return lambda: call(whole, 0)
 
+    def _message(self) -> None:
+        rank = dist.get_rank()
+        self.sent = (self.calls + (2 * rank >= self.ranks)) % 2 == 0
+        self.calls += 1
+        pass_on = dist.send if self.sent else dist.recv
+        pass_on(self.whole, (rank + self.ranks // 2) % self.ranks)
+
     def check(self) -> dict[str, Any]:
         """Compares one call's result with the data of turns.h: (i + 3 * rank) mod 7."""
         rank, count = dist.get_rank(), self.count
@@ -102,6 +112,9 @@ class Case:
         self.call()()
         if dist.get_backend() == "fake":  # it does nothing, so there is no result to check
             right = None
+        elif self.op == MESSAGE:
+            source = rank if self.sent else (rank + self.ranks // 2) % self.ranks
+            right = holds(self.whole, of_rank[source])
         elif self.op in FROM_TORCH_ALONE:
             right = self._is_right(of_rank, sums)
         elif gathers:

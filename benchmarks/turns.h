@@ -10,6 +10,7 @@
 //     quit
 //
 // BYTES is the size of AllGather's output, ReduceScatter's input, or AllReduce's buffer. The
+// operation message is a message between rank r and rank r + half of the ranks, whose direction changes at every call. The
 // operation all_gather_64 is one coalesced AllGather of TURN_TENSORS tensors, whose sizes are fixed
 // (calls/cases.py has the same rule), so BYTES follows from them. Between turns a rank is blocked
 // in read(2). A library that spins while it waits (most MPIs do) then takes no CPU time from the
@@ -28,7 +29,13 @@
 #include <unistd.h>
 
 enum { TURN_TENSORS = 64 };
-enum turn_op { TURN_ALL_GATHER, TURN_REDUCE_SCATTER, TURN_ALL_REDUCE, TURN_ALL_GATHER_64 };
+enum turn_op {
+  TURN_ALL_GATHER,
+  TURN_REDUCE_SCATTER,
+  TURN_ALL_REDUCE,
+  TURN_MESSAGE,
+  TURN_ALL_GATHER_64
+};
 enum turn_dtype { TURN_FP32, TURN_BF16 };
 enum turn_buffer { TURN_WHOLE, TURN_PART };
 
@@ -42,6 +49,7 @@ struct turn_case {
   size_t count;
   void *whole, *part;
   size_t tensors, counts[TURN_TENSORS];
+  long calls;  // before this one
 };
 
 struct turn_program {
@@ -69,6 +77,15 @@ static inline double turn_cpu(void) {
   getrusage(RUSAGE_SELF, &u);
   return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
          1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+}
+
+// The other rank of a message, and whether this one sends. The message is `whole` on both.
+static inline int turn_partner(const struct turn_program* p) {
+  return (p->rank + p->ranks / 2) % p->ranks;
+}
+
+static inline int turn_sends(const struct turn_program* p, long calls) {
+  return (calls + (2 * p->rank >= p->ranks)) % 2 == 0;
 }
 
 // --- data: small integers, whose sum has the same bits in every order of summation ---------------
@@ -127,6 +144,13 @@ static inline int turn_is_right(const struct turn_program* p, const struct turn_
   if (c->op == TURN_REDUCE_SCATTER) {
     for (size_t i = 0; i < n; ++i) {
       if (turn_get(c->part, i, c->dtype) != sums[(i + n * (size_t)p->rank) % 7]) return 0;
+    }
+    return 1;
+  }
+  if (c->op == TURN_MESSAGE) {
+    int from = turn_sends(p, c->calls - 1) ? p->rank : turn_partner(p);
+    for (size_t i = 0; i < all; ++i) {
+      if (turn_get(c->whole, i, c->dtype) != turn_value(i, from)) return 0;
     }
     return 1;
   }
@@ -240,6 +264,7 @@ static inline int turn_prepare(struct turn_case* c, const struct turn_program* p
   next.op = strcmp(op, "all_gather") == 0       ? TURN_ALL_GATHER
             : strcmp(op, "reduce_scatter") == 0 ? TURN_REDUCE_SCATTER
             : strcmp(op, "all_reduce") == 0     ? TURN_ALL_REDUCE
+            : strcmp(op, "message") == 0        ? TURN_MESSAGE
                                                 : TURN_ALL_GATHER_64;
   next.dtype = strcmp(dtype, "fp32") == 0 ? TURN_FP32 : TURN_BF16;
   next.tensors = next.op == TURN_ALL_GATHER_64 ? TURN_TENSORS : 1;
@@ -270,9 +295,15 @@ static int turn_ascending(const void* a, const void* b) {
   return (x > y) - (x < y);
 }
 
+static inline int turn_call(const struct turn_program* p, struct turn_case* c) {
+  int failed = p->call(p->context, c);
+  ++c->calls;
+  return failed;
+}
+
 static inline int turn_check(const struct turn_program* p, struct turn_case* c, FILE* answers) {
   turn_fill(p, c);
-  if (p->barrier(p->context) != 0 || p->call(p->context, c) != 0) return 1;
+  if (p->barrier(p->context) != 0 || turn_call(p, c) != 0) return 1;
   fprintf(answers, "{\"right\": %s}\n", turn_is_right(p, c) ? "true" : "false");
   turn_fill_timed(c->whole, c->count * (size_t)p->ranks * turn_size_of(c->dtype), c->dtype);
   turn_fill_timed(c->part, c->count * turn_size_of(c->dtype), c->dtype);
@@ -287,7 +318,7 @@ static inline int turn_run(const struct turn_program* p, struct turn_case* c, lo
   if (p->barrier(p->context) != 0) return 1;
   double cpu = turn_cpu(), begin = turn_now(), last = begin;
   for (long i = 0; i < iterations; ++i) {
-    if (p->call(p->context, c) != 0) return 1;
+    if (turn_call(p, c) != 0) return 1;
     double now = turn_now();
     took[i] = now - last;
     last = now;

@@ -10,6 +10,7 @@ DTYPE_OF = {
     "all_gather": "fp32",
     "reduce_scatter": "bf16",
     "all_reduce": "bf16",
+    "message": "bf16",
     "all_gather_64": "fp32",
     "broadcast": "bf16",
     "reduce": "bf16",
@@ -18,6 +19,7 @@ DTYPE_OF = {
     "scatter": "bf16",
 }
 BYTES_OF = {"fp32": 4, "bf16": 2}
+MESSAGE = "message"  # between rank r and rank r + half of the ranks, the other way at each call
 COALESCED = "all_gather_64"  # one AllGather of 64 tensors
 ALL_OPS = tuple(DTYPE_OF)
 OPS = ("all_gather", "reduce_scatter", "all_reduce")
@@ -30,8 +32,8 @@ SIZE_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 class Case:
     op: str
     dtype: str
-    # Of AllGather's output, ReduceScatter's input, the buffer of AllReduce, Broadcast and Reduce, a
-    # rank's input of an all-to-all, all parts together of Gather and Scatter.
+    # Of a message, AllGather's output, ReduceScatter's input, the buffer of AllReduce, Broadcast or
+    # Reduce, a rank's input of an all-to-all, all parts together of Gather and Scatter.
     bytes: int
 
 
@@ -47,10 +49,12 @@ def lower_bound(op: str, size: int, hosts: int, ranks_per_host: int) -> float:
     partial sums of the input except its own part. AllReduce: both, one after the other. Broadcast,
     Reduce: a host receives, or sends, the buffer. All-to-all: each rank sends its input except the
     blocks for its host. Gather, Scatter: the root's host receives, or sends, the parts of the other
-    hosts.
+    hosts. Messages: those of all ranks of a host.
     """
     if op in ("broadcast", "reduce"):
         return size if hosts > 1 else 0
+    if op == MESSAGE:
+        return size * ranks_per_host if hosts > 1 else 0
     once = size * (hosts - 1) / hosts
     return once * {"all_reduce": 2, "all_to_all": ranks_per_host}.get(op, 1)
 

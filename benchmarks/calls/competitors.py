@@ -9,7 +9,7 @@ from shared.competitor import Competitor, free_port, rank_environment
 from shared.host_set import ROOT, HostSet
 from shared.launched_ranks import LaunchedRanks
 
-from .cases import FROM_TORCH_ALONE, Case
+from .cases import FROM_TORCH_ALONE, MESSAGE, Case
 
 
 class CallCompetitor(Competitor):
@@ -76,6 +76,9 @@ class Copy(CallCompetitor):
 
     def __init__(self, program: Path) -> None:
         self.program = program
+
+    def measures(self, case: Case) -> bool:
+        return super().measures(case) and case.op != MESSAGE
 
     def missing(self, hosts: HostSet) -> str | None:
         if len(hosts) > 1:

@@ -15,6 +15,7 @@ from shared.competitor import rank_environment
 from shared.host_set import EmulatedHosts, HostSet
 from shared.launched_ranks import LaunchedRanks
 
+from .cases import MESSAGE, Case
 from .competitors import CallCompetitor
 
 
@@ -199,6 +200,9 @@ class OneCcl(Peer):
 
     name = folder = "oneccl"
     program = "oneccl_collectives"
+
+    def measures(self, case: Case) -> bool:
+        return super().measures(case) and case.op != MESSAGE
 
     def launch(self, hosts: HostSet, ranks: LaunchedRanks) -> None:
         store = ranks.folder / "store"

@@ -17,6 +17,12 @@ namespace {
 
 using intranode::Piece;
 
+// Only the sender of a message has something to copy into slots, and only the receiver something to copy out: they do it
+// at the same time, part by part. 64 KiB 11.5 us for 17.5 in whole slots, 256 KiB 36.6 for 39.5 (2026-11-28, Intel Xeon).
+// Eight parts of 4 KiB at least: 13.2, 45.2.
+constexpr size_t kMessageParts = 4;
+constexpr size_t kLeastPart = 8 << 10;
+
 class AllToAll final : public Fragment {
  public:
   AllToAll(const FragmentContext& context, std::shared_ptr<Operation> operation, uint64_t seq)
@@ -66,6 +72,7 @@ class AllToAll final : public Fragment {
   OwnShard own_;
   bool direct_ = false;  // peers read memory that is not shared, too
   bool streaming_ = false;
+  size_t slot_part_ = intranode::kSlotBytes;  // that is filled
   bool pushed_ = false;
   SmallVector<Target, 8> targets_;        // each rank begins with the rank after it
   size_t turn_ = 0;                       // in targets_
@@ -76,8 +83,12 @@ class AllToAll final : public Fragment {
 void AllToAll::start() {
   Rank me = members_.rank();
   const Topology& topology = members_.topology();
-  direct_ = read_directly(Collective::kAllToAll, operation_->input.largest(), shape_);
+  direct_ = read_directly(operation_->collective, operation_->input.largest(), shape_);
   streaming_ = streams();
+  if (is_message(operation_->collective)) {
+    slot_part_ = std::clamp(operation_->signature().bytes / kMessageParts, kLeastPart,
+                            intranode::kSlotBytes);
+  }
   expect_pieces();
   own_.start(streaming_);
   const std::vector<Rank>& here = topology.node(topology.node_of(me));
@@ -179,7 +190,7 @@ bool AllToAll::push_one() {
       extents =
           readable(input, target->rank, target->pushed, std::min(left, kDirectPiece), direct_);
     piece.offset = target->pushed;
-    piece.bytes = std::min(left, extents.empty() ? intranode::kSlotBytes : kDirectPiece);
+    piece.bytes = std::min(left, extents.empty() ? slot_part_ : kDirectPiece);
     put(slot, piece, extents, [&](bool streaming) {
       input.read(target->rank, target->pushed, slot, piece.bytes, streaming);
     });

@@ -283,7 +283,7 @@ size_t send_window_bytes(const Shape& shape, size_t chunk_bytes, size_t rails) {
 }
 
 bool read_directly(Collective collective, size_t fragment_bytes, const Shape& shape) {
-  return shape.nodes == 1 &&
+  return shape.nodes == 1 && !is_message(collective) &&
          fragment_bytes > (sums(collective) ? shape.reads.sums : shape.reads.gathers);
 }
 

@@ -12,6 +12,9 @@ namespace {
 constexpr size_t kGroupCredit = 8 << 20;
 constexpr size_t kPeerCredit = 256 << 10;
 constexpr size_t kEarlyMessages = 65536;
+// A message that is kept takes that much memory beside its bytes, so less does not count: see may_send_early().
+constexpr size_t kLeastCost = 128;
+static_assert(kGroupCredit / kLeastCost <= kEarlyMessages);
 // Between two questions to a peer whether all messages to it have arrived.
 constexpr uint64_t kAskLeavingNs = 200'000'000;
 
@@ -64,12 +67,12 @@ bool RemotePeers::keep_early(const wire::Header& h, const std::byte* payload) {
   if (!data && h.bytes > sizeof(wire::Grant)) return false;
   if (early_.size() == kEarlyMessages || (data && kept + h.bytes > credit())) return false;
   if (data) kept += h.bytes;
-  early_.push_back({h, {payload, payload + h.bytes}});
+  early_.emplace(h.seq, Early{h, {payload, payload + h.bytes}});
   return true;
 }
 
 size_t RemotePeers::credit() const {
-  return std::min(kPeerCredit, kGroupCredit / std::max<size_t>(1, senders_));
+  return std::clamp(kGroupCredit / std::max<size_t>(1, senders_), kLeastCost, kPeerCredit);
 }
 
 // Never before the peer's first message of this group: until then the peer may still be making the
@@ -80,6 +83,7 @@ bool RemotePeers::may_send_early(Rank to, uint64_t seq, size_t bytes) {
   RemotePeer& peer = of(to);
   if (peer.heard > seq) return true;
   peer.refused.erase(peer.refused.begin(), peer.refused.lower_bound(peer.heard));
+  bytes = std::max(bytes, kLeastCost);
   bool first = peer.refused.empty() || *peer.refused.begin() >= seq;
   if (!first || peer.heard == 0 || peer.ahead_bytes + bytes > credit()) {
     peer.refused.insert(seq);
@@ -89,6 +93,14 @@ bool RemotePeers::may_send_early(Rank to, uint64_t seq, size_t bytes) {
   peer.ahead.emplace_back(seq, bytes);
   peer.ahead_bytes += bytes;
   return true;
+}
+
+// The first one, too: without it the sender has no credit. What the sender has sent since the last READY that it heard
+// is at most the credit, or waits: then more than half of it has been received since, or will be, and a READY is due.
+bool RemotePeers::ready_is_due(Rank source, size_t bytes) {
+  RemotePeer& peer = of(source);
+  peer.untold += std::max(bytes, kLeastCost);
+  return !peer.greeted || peer.untold > credit() / 2;
 }
 
 wire::Header RemotePeers::header(wire::Type type, Rank to, uint64_t seq,
@@ -122,6 +134,7 @@ void RemotePeers::send_ready(Rank to, uint64_t seq, const Signature& signature, 
   bool alone = unsent_ready_.empty();
   unsent_ready_.push_back(ready);
   of(to).greeted = true;
+  of(to).untold = 0;
   if (alone) flush_ready();  // else those before it have found no buffer, or wait for the next pass
 }
 

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <set>
 #include <span>
 #include <string>
@@ -81,6 +82,9 @@ class RemotePeers {
   // True if `to` has started fragment `seq`, or has credit left for `bytes` bytes of it. The credit is
   // taken until `to` is known to have started the fragment.
   bool may_send_early(Rank to, uint64_t seq, size_t bytes);
+  // Of a message of `bytes` bytes, at most the credit, from `source`, which goes on by its credit: whether it has to
+  // hear that this rank has started the fragment. Once for each.
+  bool ready_is_due(Rank source, size_t bytes);
   // True if a READY has gone to `to`: it knows, or will know, that this rank has made the group.
   bool has_greeted(Rank to) const { return of(to).greeted; }
   // Tells `to` that this rank has started fragment `seq` and takes `allowed` bytes of its flow; `grant`,
@@ -124,10 +128,11 @@ class RemotePeers {
   struct RemotePeer {
     transport::Peer address = 0;
     uint64_t heard = 0;  // one past the latest fragment that a message of it belonged to
-    std::vector<std::pair<uint64_t, size_t>> ahead;  // early data sent to it: (fragment, bytes)
+    std::deque<std::pair<uint64_t, size_t>> ahead;  // early data sent to it: (fragment, bytes)
     size_t ahead_bytes = 0;
     std::set<uint64_t> refused;  // fragments that found no credit: later ones wait behind them
     bool greeted = false;
+    size_t untold = 0;  // of its messages, since the last READY to it
     bool writes_closed = false, told_closed = false, silent = false;
     bool taken = false;       // all messages to it have arrived, or it reads none any more
     size_t kept_bytes = 0;    // of its early data, here
@@ -168,7 +173,7 @@ class RemotePeers {
   std::vector<uint32_t> position_;  // by rank, in peers_; kNone
   size_t senders_;
   ReceiveBudget receive_budget_;
-  std::vector<Early> early_;
+  std::multimap<uint64_t, Early> early_;  // by fragment, in the order in which they came
   std::deque<Ready> unsent_ready_;
   uint64_t flushes_ = 0;  // of READYs
   std::vector<Rank> unsent_aborts_;
@@ -179,14 +184,12 @@ class RemotePeers {
 
 template <class F>
 void RemotePeers::take_early(uint64_t seq, F&& f) {
-  for (const Early& early : early_) {
-    const wire::Header& h = early.header;
-    if (h.seq != seq) continue;
-    auto source = static_cast<Rank>(h.source);
-    if (h.type == wire::Type::kData) of(source).kept_bytes -= early.payload.size();
-    f(h, early.payload.data());
+  while (!early_.empty() && early_.begin()->first <= seq) {
+    auto node = early_.extract(early_.begin());
+    const auto& [h, payload] = node.mapped();
+    if (h.type == wire::Type::kData) of(static_cast<Rank>(h.source)).kept_bytes -= payload.size();
+    if (h.seq == seq) f(h, payload.data());
   }
-  std::erase_if(early_, [&](const Early& early) { return early.header.seq <= seq; });
 }
 
 }  // namespace smddp

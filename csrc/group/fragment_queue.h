@@ -70,7 +70,12 @@ bool FragmentQueue::take_complete(F&& f) {
       continue;
     }
     std::shared_ptr<Operation> operation = (*fragment)->close();
-    fragment = in_flight_.erase(fragment);
+    if (fragment == in_flight_.begin()) {
+      in_flight_.pop_front();  // 250 instructions less than erase()
+      fragment = in_flight_.begin();
+    } else {
+      fragment = in_flight_.erase(fragment);
+    }
     f(std::move(operation));
     any = true;
   }

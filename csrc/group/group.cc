@@ -204,7 +204,9 @@ void Group::submit(const std::shared_ptr<Operation>& operation, const Tuning& tu
     if (!enqueued && !closing_.holds(operation, health_.verdict()))
       engine_.complete(operation, health_.verdict());
   }
-  engine_.release(std::move(lock), background ? nullptr : operation.get());
+  // Whether the caller of a message waits for it at once is not known; most do.
+  engine_.release(std::move(lock), background ? nullptr : operation.get(),
+                  is_message(operation->collective));
 }
 
 void Group::on_fabric_failed(const Status& why) {

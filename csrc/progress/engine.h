@@ -65,8 +65,9 @@ class Engine {
 
   // Releases `lock`, under which the caller added work, and runs what is complete. The caller is going
   // to wait for `awaited` (nullptr: for nothing). Work that this wait will not drive, because the
-  // task is complete or there is none, is left to the background thread.
-  void release(Lock lock, const Task* awaited);
+  // task is complete or there is none, is left to the background thread. `perhaps`: that thread looks at it
+  // after a moment only, as the caller is likely to wait for it before.
+  void release(Lock lock, const Task* awaited, bool perhaps = false);
   // Advances all groups and the network once, then release(lock, nullptr).
   void kick(Lock lock);
   // Drives until `task` is complete, or `timeout` is over (zero: no limit). False in the second case.
@@ -99,6 +100,8 @@ class Engine {
   bool pass();
   // Wakes the background thread if something is in flight.
   void leave_to_background();
+  // The same, within kMoment.
+  void leave_for_a_moment();
 
   // Calls turn() as the driver, then runs what is complete.
   template <class Turn>
@@ -138,6 +141,7 @@ class Engine {
   bool driving_ = false;
   bool sleeping_ = false;
   bool want_background_ = false;
+  int moments_ = 0;  // in which the background thread still looks again after kMoment
   std::atomic<bool> stop_{false};
   uint32_t passes_ = 0;
   const uint32_t forks_ = fork_count();

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <random>
 #include <thread>
+#include <vector>
 
 #include "flows/fragment_flows.h"
 #include "world.h"
@@ -154,6 +156,33 @@ TEST(RemotePeers, CreditIsTakenInTheOrderOfFragmentsUntilTheyHaveStarted) {
     remote.has_started(1, seq);
     EXPECT_TRUE(remote.may_send_early(1, seq + 1, credit)) << seq;
   }
+  remote.has_started(1, 100);
+  uint64_t empty = 101;
+  while (empty < 100'000 && remote.may_send_early(1, empty, 0)) ++empty;
+  EXPECT_LT(empty, 10'000u) << "each of them takes memory of the peer";
+}
+
+TEST(RemotePeers, AReceiverOfMessagesTellsTheirSenderBeforeTheCreditEnds) {
+  StuckAndLive world(true);
+  RemotePeers &receiver = *world.remote, sender(JobKey{}, siphash::Key{}, 2, 3, nullptr, 1 << 20);
+  sender.add(0, 0);
+  std::mt19937 random(1);
+  std::vector<size_t> sizes;
+  uint64_t started = 0;
+  int readies = 0;
+  for (uint64_t seq = 0; seq < 2000; ++seq) {
+    sizes.push_back(random() % (random() % 4 == 0 ? 64 << 10 : 64));
+    while (!sender.may_send_early(0, seq, sizes.back())) {
+      ASSERT_LE(started, seq) << "the sender would wait for ever";
+      if (receiver.ready_is_due(2, sizes[started])) {
+        receiver.send_ready(2, started, {}, 0, nullptr);
+        sender.has_started(0, started);
+        ++readies;
+      }
+      ++started;
+    }
+  }
+  EXPECT_LT(readies, 300);
 }
 
 // Of 512 hosts with 8 ranks each, 511 ranks may send to a rank. With the credit divided by all 4,096 ranks

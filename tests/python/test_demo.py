@@ -49,6 +49,7 @@ def environment() -> dict[str, str]:
     kept.update(
         DS_ACCELERATOR="cpu", MASTER_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1"
     )
+    kept["SMDDP_FALLBACK"] = "error"  # nothing may go to the fallback
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
         kept.pop(name, None)
     return kept

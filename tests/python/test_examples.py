@@ -40,7 +40,7 @@ def launch(size: int, script: str, data: Path, *arguments: str) -> str:
             *("--master-addr=127.0.0.1", f"--master-port={free_port()}"),
             *(str(EXAMPLES / script), "--data", str(data), "--steps", str(STEPS), *arguments),
         ],
-        env=ranks.environment(FORCE_COLOR="1"),
+        env=ranks.environment(FORCE_COLOR="1", SMDDP_FALLBACK="error"),
         cwd=data.parent,
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -6,6 +6,7 @@ import contextlib
 import random
 import signal
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -32,7 +33,6 @@ TYPES = (
     torch.float8_e4m3fn,
 )
 DEADLINE = 3  # seconds, of a message
-SHORT = {"SMDDP_TIMEOUT_SECONDS": str(DEADLINE)}
 GRACE = 3.0
 
 
@@ -78,6 +78,21 @@ def large_messages(ctx: Context) -> None:
             assert work is not None
             work.wait()
         assert model.same_bits(got, theirs)
+
+
+@on("AA", "AB")
+def messages_that_nobody_waits_for(ctx: Context) -> None:
+    """They move all the same, in a process that calls nothing more; each time after a pause."""
+    mine, theirs = (model.data(1, r, torch.float32, 1 << 20) for r in (ctx.rank, 1 - ctx.rank))
+    for _ in range(3):
+        got = torch.zeros(1 << 20)
+        works: list[Any] = [dist.irecv(got, 1 - ctx.rank), dist.isend(mine, 1 - ctx.rank)]
+        until = time.monotonic() + 10
+        while not all(work.is_completed() for work in works):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert model.same_bits(got, theirs)
+        time.sleep(0.2)
 
 
 @on("AA", "AB")
@@ -315,18 +330,23 @@ def unequal(ctx: Context, theirs: torch.Tensor, mine: torch.Tensor, tag: int) ->
 def test_a_receiver_of_something_else(
     layout: str, mine: torch.Tensor, texts: tuple[str, str]
 ) -> None:
-    with fresh(layout, env=SHORT) as world:
+    with fresh(layout) as world:
         for failure in world.failures(unequal, torch.ones(4), mine, 3):
             assert failure.kind == "DistBackendError", failure.trace
             for text in (*texts, "rank 0", "rank 1", "tag 3"):
                 assert text in failure.message, failure.message
 
 
-def called(ctx: Context, known: bool, name: str, tag: int = 0) -> float:
-    """A first message, if ``known``, and one of which the other rank does not take its part."""
+def called(ctx: Context, seconds: float, known: bool, name: str, tag: int = 0) -> float:
+    """A first message, if ``known``, and one of which the other rank does not take its part.
+
+    That one may take so many ``seconds``.
+    """
     tensor = torch.zeros(1000)
     if known:
         dist.send(tensor, 1, tag=tag) if ctx.rank == 0 else dist.recv(tensor, 0, tag=tag)
+    assert dist.group.WORLD is not None
+    dist.group.WORLD.set_timeout(timedelta(seconds=seconds))
     began = time.monotonic()
     if name == "send":
         work = dist.isend(torch.zeros(1 << 20), 1, tag=tag)
@@ -349,14 +369,15 @@ CASES = [
     for name in ("send", "recv")
     for layout in ("AA", "AB")
 ]
+ANY = [(known, layout) for known in (False, True) for layout in ("AA", "AB")]
 
 
 def test_a_rank_that_does_not_call() -> None:
-    with at_once(((case, case[2]) for case in CASES), SHORT) as worlds:
+    with at_once((case, case[2]) for case in CASES) as worlds:
         for (known, name, _), world in worlds.items():
             caller = 0 if name == "send" else 1
-            world.submit_to([caller], called, known, name, 7)
-            world.submit_to([1 - caller], called, known, "nothing", 7)
+            world.submit_to([caller], called, DEADLINE, known, name, 7)
+            world.submit_to([1 - caller], called, DEADLINE, known, "nothing", 7)
         for (known, name, layout), world in worlds.items():
             caller = 0 if name == "send" else 1
             world.collect([1 - caller])
@@ -378,12 +399,12 @@ def test_a_rank_that_does_not_call() -> None:
 
 
 def test_a_rank_that_is_killed() -> None:
-    long = {"SMDDP_TIMEOUT_SECONDS": "40"}
-    with at_once(((case, case[2]) for case in CASES), long) as worlds:
+    cases = [*CASES, *((known, "any", layout) for known, layout in ANY)]
+    with at_once((case, case[2]) for case in cases) as worlds:
         for (known, name, _), world in worlds.items():
             caller = 0 if name == "send" else 1
-            world.submit_to([caller], called, known, name)
-            world.submit_to([1 - caller], called, known, "nothing")
+            world.submit_to([caller], called, 40, known, name)
+            world.submit_to([1 - caller], called, 40, known, "nothing")
         for (_, name, _), world in worlds.items():
             victim = 1 if name == "send" else 0
             world.collect([victim])
@@ -393,9 +414,9 @@ def test_a_rank_that_is_killed() -> None:
             victim = 1 if name == "send" else 0
             (failure,) = raised_by(world, [1 - victim], 20)
             assert failure.kind == "DistBackendError", failure.trace
-            assert f"rank {victim} (host-{layout[victim]})" in failure.message, failure.message
-            assert "ended" in failure.message, failure.message
-            assert f"{name} {'to' if name == 'send' else 'from'} rank {victim}" in failure.message
+            other = {"send": "to rank 1", "recv": "from rank 0", "any": "from any rank"}[name]
+            for text in (other, f"rank {victim} (host-{layout[victim]})", "ended"):
+                assert text in failure.message, failure.message
 
 
 def left(ctx: Context, name: str) -> str:
@@ -415,14 +436,11 @@ def left(ctx: Context, name: str) -> str:
     return str(raised.value)
 
 
-ANY = [(known, layout) for known in (False, True) for layout in ("AA", "AB")]
-
-
 def test_no_rank_sends_to_a_receive_from_any() -> None:
-    with at_once(((case, case[1]) for case in ANY), SHORT) as worlds:
+    with at_once((case, case[1]) for case in ANY) as worlds:
         for (known, _), world in worlds.items():
-            world.submit_to([1], called, known, "any", 7)
-            world.submit_to([0], called, known, "nothing", 7)
+            world.submit_to([1], called, DEADLINE, known, "any", 7)
+            world.submit_to([0], called, DEADLINE, known, "nothing", 7)
         for (_, layout), world in worlds.items():
             world.collect([0])
             (failure,) = raised_by(world, [1], DEADLINE + GRACE)
@@ -434,21 +452,6 @@ def test_no_rank_sends_to_a_receive_from_any() -> None:
                 assert text in failure.message, failure.message
             page = " ".join(world.log(0).split())
             assert "recv #1 of group '0/any rank to rank 1, tag 7'" in page, page
-
-
-def test_a_rank_that_may_be_to_send_is_killed() -> None:
-    with at_once(((case, case[1]) for case in ANY), {"SMDDP_TIMEOUT_SECONDS": "40"}) as worlds:
-        for (known, _), world in worlds.items():
-            world.submit_to([1], called, known, "any")
-            world.submit_to([0], called, known, "nothing")
-        for world in worlds.values():
-            world.collect([0])
-            time.sleep(0.1)
-            world.signal(0, signal.SIGKILL)
-        for (_, layout), world in worlds.items():
-            (failure,) = raised_by(world, [1], 20)
-            for text in ("recv from any rank", f"rank 0 (host-{layout[0]})", "ended"):
-                assert text in failure.message, failure.message
 
 
 @pytest.mark.parametrize("layout", ["AA", "AB"])

@@ -30,7 +30,7 @@ def collective(
 
 @contextmanager
 def at_once(
-    cases: Iterable[tuple[Hashable, str]], env: dict[str, str | None]
+    cases: Iterable[tuple[Hashable, str]], env: dict[str, str | None] | None = None
 ) -> Iterator[dict[Any, World]]:
     """Several worlds side by side, by key, whose deadlines pass together: (key, layout)."""
     with ExitStack() as stack:

@@ -55,7 +55,11 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def example(job: dict[str, Any]) -> dict[str, Any]:
-    """The output of a script of examples/ that is run with ``arguments`` and must succeed."""
+    """The output of a script of examples/ that is run with ``arguments`` and must succeed.
+
+    Nothing may go to the fallback.
+    """
+    os.environ["SMDDP_FALLBACK"] = "error"
     os.environ["FORCE_COLOR"] = "1"  # as on a terminal, which shows progress bars
     sys.path.insert(0, str(EXAMPLES))
     sys.argv = [str(EXAMPLES / job["script"]), *job["arguments"]]
