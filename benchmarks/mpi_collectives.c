@@ -59,7 +59,8 @@ static int call(void* context, const struct turn_case* c) {
     int partner = turn_partner(world->program);
     return turn_sends(world->program, c->calls)
                ? MPI_Send(c->whole, count * ranks, type, partner, 0, MPI_COMM_WORLD)
-               : MPI_Recv(c->whole, count * ranks, type, partner, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+               : MPI_Recv(c->whole, count * ranks, type, partner, 0, MPI_COMM_WORLD,
+                          MPI_STATUS_IGNORE);
   }
   if (c->op == TURN_REDUCE_SCATTER) {
     return MPI_Reduce_scatter_block(c->whole, c->part, count, type, op, MPI_COMM_WORLD);

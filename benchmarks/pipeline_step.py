@@ -1,10 +1,10 @@
-"""A step of a pipeline (torch's 1F1B, one stage per rank) over smddp and over Gloo, in turns: A B A B.
+"""A step of torch's 1F1B, one stage per rank, over smddp and over Gloo, in turns: A B A B.
 
 Both are groups of the same processes, with the same stages and data, and their losses have to be
 equal. Inside this host, and between emulated hosts (needs root):
 
     torchrun --nproc-per-node 2 benchmarks/pipeline_step.py
-    python -m tests.testbed run --hosts 2 --rate 1gbit python benchmarks/pipeline_step.py --csv runs/pipeline.csv
+    python -m tests.testbed run --hosts 2 --rate 1gbit python benchmarks/pipeline_step.py
 """
 
 from __future__ import annotations
