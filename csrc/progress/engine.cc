@@ -123,18 +123,15 @@ bool Engine::pass() {
   return moved;
 }
 
-void Engine::leave_to_background() {
+void Engine::leave_to_background(bool perhaps) {
   // The last sends have likely gone: to find that out costs less than to wake a thread, which would
   // then compete with the next operation for the lock.
   if (!busy()) return;
   if (!groups_.busy()) network_.progress(groups_);
   if (!busy()) return;
-  want_background_ = true;
+  if (perhaps && std::exchange(moments_, kMoments) > 0) return;
+  want_background_ |= !perhaps;
   background_cv_.notify_one();
-}
-
-void Engine::leave_for_a_moment() {
-  if (busy() && std::exchange(moments_, kMoments) == 0) background_cv_.notify_one();
 }
 
 void Engine::yield(Lock& lk) {
@@ -225,8 +222,7 @@ void Engine::kick(Lock lk) {
 void Engine::release(Lock lk, const Task* awaited, bool perhaps) {
   // The awaited task is complete, or there is none: this thread will not drive the work in flight.
   bool undriven = awaited == nullptr || complete_.contains(awaited);
-  if (undriven && !driving_ && waiters_ == 0)
-    perhaps ? leave_for_a_moment() : leave_to_background();
+  if (undriven && !driving_ && waiters_ == 0) leave_to_background(perhaps);
   if (undriven && driving_ && sleeping_ && busy()) presence_.notify_self();  // for the new work
   if (complete_.has_one()) return complete_alone(std::move(lk));
   run_complete(lk);

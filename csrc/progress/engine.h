@@ -98,10 +98,8 @@ class Engine {
   bool polls_unwaited() const { return waiters_ == 0 && !network_.wakes(); }
   // Under the lock, like all that follow. Throws nothing.
   bool pass();
-  // Wakes the background thread if something is in flight.
-  void leave_to_background();
-  // The same, within kMoment.
-  void leave_for_a_moment();
+  // Wakes the background thread if something is in flight; `perhaps`: lets it look within kMoment.
+  void leave_to_background(bool perhaps = false);
 
   // Calls turn() as the driver, then runs what is complete.
   template <class Turn>

@@ -320,6 +320,28 @@ TEST(Sleep, EndsForWorkThatNoThreadWaitsFor) {
   });
 }
 
+// Soon after another such task, and long after it.
+TEST(Driving, BeginsSoonForATaskThatACallerMayWaitFor) {
+  Stepping group;
+  for (int pause_ms : {0, 0, 50, 0, 50}) {
+    group.works = false;
+    std::this_thread::sleep_for(milliseconds(pause_ms));
+    auto task = std::make_shared<Operation>();
+    group.set_step([&] {
+      group.engine().complete(task, Status());
+      group.works = false;
+      return true;
+    });
+    Engine::Lock lock = group.engine().lock();
+    group.works = true;
+    group.engine().release(std::move(lock), nullptr, true);
+    for (uint64_t until = now_ns() + 5'000'000'000; !task->complete() && now_ns() < until;)
+      usleep(100);
+    ASSERT_TRUE(task->complete()) << "after " << pause_ms << " ms";
+  }
+  group.set_step([] { return false; });
+}
+
 TEST(Sleep, EndsWhenAnotherThreadEndsTheTask) {
   Stepping group;
   group.works = false;
