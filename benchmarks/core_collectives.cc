@@ -105,9 +105,7 @@ int finish(World& world, Group& group, const std::shared_ptr<Noticed>& op) {
   group.submit(op, tuning, world.async);
   if (world.async) op->sleep_until_over();
   world.engine.wait(*op);  // for a moment, if it is over
-  if (op->status().ok()) return 0;
-  std::fprintf(stderr, "%s\n", op->status().message().c_str());
-  return 1;
+  return op->status().ok() ? 0 : fail(op->status().message());
 }
 
 // As csrc/torch/point_to_point.cc does it: a group of two for each direction.

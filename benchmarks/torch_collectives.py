@@ -59,6 +59,8 @@ class Case:
         self.name = (op, dtype, size)
         self.op = op
         self.ranks = dist.get_world_size()
+        # Of messages.
+        self.partner = (dist.get_rank() + self.ranks // 2) % self.ranks
         self.calls, self.sent = 0, False
         kind = DTYPES[dtype]
         counts = [max(1, size // kind.itemsize // self.ranks)]
@@ -95,11 +97,10 @@ class Case:
         return lambda: call(whole, 0)
 
     def _message(self) -> None:
-        rank = dist.get_rank()
-        self.sent = (self.calls + (2 * rank >= self.ranks)) % 2 == 0
+        self.sent = (self.calls + (2 * dist.get_rank() >= self.ranks)) % 2 == 0
         self.calls += 1
         pass_on = dist.send if self.sent else dist.recv
-        pass_on(self.whole, (rank + self.ranks // 2) % self.ranks)
+        pass_on(self.whole, self.partner)
 
     def check(self) -> dict[str, Any]:
         """Compares one call's result with the data of turns.h: (i + 3 * rank) mod 7."""
@@ -113,8 +114,7 @@ class Case:
         if dist.get_backend() == "fake":  # it does nothing, so there is no result to check
             right = None
         elif self.op == MESSAGE:
-            source = rank if self.sent else (rank + self.ranks // 2) % self.ranks
-            right = holds(self.whole, of_rank[source])
+            right = holds(self.whole, of_rank[rank if self.sent else self.partner])
         elif self.op in FROM_TORCH_ALONE:
             right = self._is_right(of_rank, sums)
         elif gathers:

@@ -15,9 +15,11 @@ from .cases import FROM_TORCH_ALONE, MESSAGE, Case
 class CallCompetitor(Competitor):
     """A library whose collectives are called."""
 
+    lacks: tuple[str, ...] = FROM_TORCH_ALONE  # operations
+
     def measures(self, case: Case) -> bool:
         """Whether a figure of the case means something for this competitor."""
-        return case.op not in FROM_TORCH_ALONE
+        return case.op not in self.lacks
 
 
 class Core(CallCompetitor):
@@ -73,12 +75,10 @@ class Copy(CallCompetitor):
     """The bare copy between ranks that share memory, without any library."""
 
     name = "copy"
+    lacks = (*FROM_TORCH_ALONE, MESSAGE)
 
     def __init__(self, program: Path) -> None:
         self.program = program
-
-    def measures(self, case: Case) -> bool:
-        return super().measures(case) and case.op != MESSAGE
 
     def missing(self, hosts: HostSet) -> str | None:
         if len(hosts) > 1:

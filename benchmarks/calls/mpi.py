@@ -15,7 +15,7 @@ from shared.competitor import rank_environment
 from shared.host_set import EmulatedHosts, HostSet
 from shared.launched_ranks import LaunchedRanks
 
-from .cases import MESSAGE, Case
+from .cases import FROM_TORCH_ALONE, MESSAGE
 from .competitors import CallCompetitor
 
 
@@ -200,9 +200,7 @@ class OneCcl(Peer):
 
     name = folder = "oneccl"
     program = "oneccl_collectives"
-
-    def measures(self, case: Case) -> bool:
-        return super().measures(case) and case.op != MESSAGE
+    lacks = (*FROM_TORCH_ALONE, MESSAGE)
 
     def launch(self, hosts: HostSet, ranks: LaunchedRanks) -> None:
         store = ranks.folder / "store"

@@ -72,7 +72,7 @@ class AllToAll final : public Fragment {
   OwnShard own_;
   bool direct_ = false;  // peers read memory that is not shared, too
   bool streaming_ = false;
-  size_t slot_part_ = intranode::kSlotBytes;  // that is filled
+  size_t slot_part_ = intranode::kSlotBytes;  // bytes of a block that are copied into one slot
   bool pushed_ = false;
   SmallVector<Target, 8> targets_;        // each rank begins with the rank after it
   size_t turn_ = 0;                       // in targets_

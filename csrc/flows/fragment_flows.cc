@@ -98,7 +98,7 @@ void FragmentFlows::open(bool sends_at_once) {
 bool FragmentFlows::needs_no_ready(const ReceiveFlow& receive) const {
   if (!receive.eager() || receive.run.bytes() > remote_.credit()) return false;
   if (is_message(terms_.signature.collective))
-    return !remote_.ready_is_due(receive.source, receive.run.bytes());
+    return !remote_.count_message(receive.source, receive.run.bytes());
   if (steps_.kept() && !remote_.has_greeted(receive.source)) return false;
   const SendFlow* back = sends_.find(receive.source);
   return back != nullptr && back->eager() && back->cleared;

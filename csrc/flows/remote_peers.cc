@@ -12,9 +12,11 @@ namespace {
 constexpr size_t kGroupCredit = 8 << 20;
 constexpr size_t kPeerCredit = 256 << 10;
 constexpr size_t kEarlyMessages = 65536;
-// A message that is kept takes that much memory beside its bytes, so less does not count: see may_send_early().
+// A message that is kept takes that much memory beside its bytes.
 constexpr size_t kLeastCost = 128;
 static_assert(kGroupCredit / kLeastCost <= kEarlyMessages);
+// What it takes of the credit.
+size_t cost_of(size_t bytes) { return std::max(bytes, kLeastCost); }
 // Between two questions to a peer whether all messages to it have arrived.
 constexpr uint64_t kAskLeavingNs = 200'000'000;
 
@@ -83,7 +85,7 @@ bool RemotePeers::may_send_early(Rank to, uint64_t seq, size_t bytes) {
   RemotePeer& peer = of(to);
   if (peer.heard > seq) return true;
   peer.refused.erase(peer.refused.begin(), peer.refused.lower_bound(peer.heard));
-  bytes = std::max(bytes, kLeastCost);
+  bytes = cost_of(bytes);
   bool first = peer.refused.empty() || *peer.refused.begin() >= seq;
   if (!first || peer.heard == 0 || peer.ahead_bytes + bytes > credit()) {
     peer.refused.insert(seq);
@@ -95,11 +97,12 @@ bool RemotePeers::may_send_early(Rank to, uint64_t seq, size_t bytes) {
   return true;
 }
 
-// The first one, too: without it the sender has no credit. What the sender has sent since the last READY that it heard
-// is at most the credit, or waits: then more than half of it has been received since, or will be, and a READY is due.
-bool RemotePeers::ready_is_due(Rank source, size_t bytes) {
+// The first message gets a READY, as its sender has no credit before. After that, a sender without credit for its next
+// message has sent more than half of the credit since the last READY that it has heard, that message counted: one of
+// these gets a READY when this rank receives it.
+bool RemotePeers::count_message(Rank source, size_t bytes) {
   RemotePeer& peer = of(source);
-  peer.untold += std::max(bytes, kLeastCost);
+  peer.untold += cost_of(bytes);
   return !peer.greeted || peer.untold > credit() / 2;
 }
 

@@ -82,9 +82,9 @@ class RemotePeers {
   // True if `to` has started fragment `seq`, or has credit left for `bytes` bytes of it. The credit is
   // taken until `to` is known to have started the fragment.
   bool may_send_early(Rank to, uint64_t seq, size_t bytes);
-  // Of a message of `bytes` bytes, at most the credit, from `source`, which goes on by its credit: whether it has to
-  // hear that this rank has started the fragment. Once for each.
-  bool ready_is_due(Rank source, size_t bytes);
+  // Counts a message of `bytes` bytes, at most the credit, that this rank receives from `source`. True: `source` has to
+  // be sent a READY for it; else its credit is enough.
+  bool count_message(Rank source, size_t bytes);
   // True if a READY has gone to `to`: it knows, or will know, that this rank has made the group.
   bool has_greeted(Rank to) const { return of(to).greeted; }
   // Tells `to` that this rank has started fragment `seq` and takes `allowed` bytes of its flow; `grant`,

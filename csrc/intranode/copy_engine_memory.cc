@@ -45,7 +45,7 @@ Result<std::byte*> Imports::find(int pid, const device::Allocation& wanted) {
   }
   while (at != entries_.end() && at->first.first == pid &&
          at->first.second < wanted.base + wanted.bytes)
-    at = end(at);
+    at = unmap(at);
   recalls_->follow(pid, wanted.owner);
   auto address = device_.import_memory(wanted, pid);
   if (!address) return address.status();
@@ -59,10 +59,10 @@ void Imports::forget(int pid, const device::RecalledMemory& memory) {
   std::lock_guard lock(mutex_);
   auto known = entries_.find({pid, memory.base});
   if (known == entries_.end() || known->second.allocation.id != memory.id) return;
-  end(known);
+  unmap(known);
 }
 
-Imports::Entries::iterator Imports::end(Entries::iterator at) {
+Imports::Entries::iterator Imports::unmap(Entries::iterator at) {
   device_.release_memory(at->second.allocation, at->second.address);
   statistics_.mapped -= at->second.allocation.bytes;
   ++statistics_.replaced;

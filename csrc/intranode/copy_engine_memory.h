@@ -45,9 +45,10 @@ class Imports {
     device::Allocation allocation;
     void* address;
   };
-  using Entries =
-      std::map<std::pair<int, uint64_t>, Entry>;  // by owner and the address in the owner
-  Entries::iterator end(Entries::iterator at);
+  // By owner and the address in the owner.
+  using Entries = std::map<std::pair<int, uint64_t>, Entry>;
+  // Ends a mapping; returns the next one.
+  Entries::iterator unmap(Entries::iterator at);
   // Ends the mapping of an allocation that its owner is about to free. No stream of this process reads it: the
   // owner's operations end only when their readers are done. Does nothing without one.
   void forget(int pid, const device::RecalledMemory& memory);

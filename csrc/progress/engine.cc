@@ -23,11 +23,11 @@ constexpr uint64_t kInFlightNs = 1'000'000'000, kLeaveNs = 5'000'000'000, kFlush
 constexpr std::chrono::microseconds kInFlightLook(100);
 // Between two looks at a network from which no thread awaits anything.
 constexpr std::chrono::milliseconds kIdleLook(50);
-// A caller that waits at once for its message waits before this is over, and a message that nobody waits for moves after
-// it. To wake a thread for each message, and soon after to take the core back from it: 1 KiB inside a host 15.6 us from
-// torch for 35 (2026-11-28, Intel Xeon). Not measured: other times.
+// For so long the background thread leaves a message to its caller, as most callers wait for it at once. 1 KiB inside a
+// host takes 15.6 us from torch, and 35 where each message wakes that thread (2026-11-28, Intel Xeon). Not measured: other
+// times.
 constexpr std::chrono::microseconds kMoment(200);
-// After a message the background thread looks so often, so that the next message need not wake it. Not measured.
+// So many times it looks again after a message, so that the next message need not wake it. Not measured.
 constexpr int kMoments = 50;
 // While something moves, groups check for late or dead ranks once in this many passes: a look at the clock takes
 // 50 ns, a call of 1 KiB inside a host 600 (2026-11-22, AMD EPYC). Not measured: other numbers.

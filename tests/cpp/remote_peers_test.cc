@@ -174,7 +174,7 @@ TEST(RemotePeers, AReceiverOfMessagesTellsTheirSenderBeforeTheCreditEnds) {
     sizes.push_back(random() % (random() % 4 == 0 ? 64 << 10 : 64));
     while (!sender.may_send_early(0, seq, sizes.back())) {
       ASSERT_LE(started, seq) << "the sender would wait for ever";
-      if (receiver.ready_is_due(2, sizes[started])) {
+      if (receiver.count_message(2, sizes[started])) {
         receiver.send_ready(2, started, {}, 0, nullptr);
         sender.has_started(0, started);
         ++readies;
