@@ -11,6 +11,8 @@ namespace smddp {
 namespace {
 
 constexpr auto kLeave = std::chrono::seconds(2);
+// How long streams that were released may take to end. A stuck one does not. Not measured.
+constexpr auto kGoOn = std::chrono::milliseconds(500);
 constexpr auto kAsk = std::chrono::milliseconds(100);  // between two questions for errors
 
 Status ending_with(const DeviceOperation& op) {
@@ -67,6 +69,8 @@ void DeviceGroup::leave() {
     changed_.wait_for(lock, kLeave, [this] { return closing_ || in_flight_.empty(); });
     closing_ = true;
     release(now_ns());
+    // They go on while what they use is here.
+    changed_.wait_for(lock, kGoOn, [this] { return in_flight_.empty(); });
   }
   changed_.notify_all();
   due_.notify_all();

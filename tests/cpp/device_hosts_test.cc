@@ -350,6 +350,7 @@ TEST(DeviceHosts, NothingGoesOnWithAnOperationThatFailsAfterItsWait) {
       });
       ASSERT_TRUE(r.group);
       r.gpu.set_unordered(true);  // the streams that leave() releases copy what a peer still writes
+      r.gpu.set_duration(std::chrono::milliseconds(20));  // and have not done so when it goes on
       Job job(r);
       float *in = r.floats(1000), *out = r.floats(4000);
       if (context.rank == last) ASSERT_TRUE(r.gpu.wait_flag(r.user, &never, 1).ok());
