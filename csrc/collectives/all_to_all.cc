@@ -21,7 +21,6 @@ using intranode::Piece;
 // at the same time, part by part. 64 KiB 11.5 us for 17.5 in whole slots, 256 KiB 36.6 for 39.5 (2026-11-28, Intel Xeon).
 // Eight parts of 4 KiB at least: 13.2, 45.2.
 constexpr size_t kMessageParts = 4;
-constexpr size_t kLeastPart = 8 << 10;
 
 class AllToAll final : public Fragment {
  public:

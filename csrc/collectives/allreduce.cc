@@ -1,9 +1,8 @@
-// AllReduce of what fits one slot, in one exchange. Inside a host each rank pushes its whole vector, and each
-// rank sums all vectors in rank order, as ReduceScatter would. In a group of several hosts the first rank of each
-// host does so, exchanges the sum with the first ranks of the other hosts, adds all in host order, and pushes the
-// result to its host. Sums of half types of several ranks travel in fp32. So the results are the same on all ranks, and
-// the same as those of the two fragments that larger operations take, if partial sums travel in fp32 there. The group
-// makes it by make_allreduce(), if the plan says so.
+// AllReduce between hosts of what fits one slot, in one exchange. Inside a host each rank pushes its whole vector. The
+// first rank sums all vectors of its host in rank order, exchanges the sum with the first ranks of the other hosts, adds
+// all in host order, and pushes the result to its host. Sums of half types of several ranks travel in fp32. So the
+// results are the same on all ranks, and the same as those of the two fragments that larger operations take, if partial
+// sums travel in fp32 there. The group makes it by make_allreduce(), if the plan says so.
 #include <cstring>
 
 #include "collectives/fragment.h"
@@ -59,13 +58,11 @@ class AllReduce final : public Fragment {
     kernels::reduce(to, sources_.data(), sources_.size(), count, type, operation_->reduce_op,
                     divisor);
   }
-  int divisor() const { return operation_->divisor_among(members_.ranks()); }
-  bool spans_hosts() const { return shape_.nodes > 1; }
 
   size_t bytes_ = 0;
   Dtype sum_type_{};         // of a host's sum
   size_t sum_bytes_ = 0;     // for each byte of the vector
-  bool leads_ = false;       // the first rank of its host in a group of several hosts
+  bool leads_ = false;       // the first rank of its host
   bool own_pushed_ = false;  // a rank that leads begins with an empty piece
   bool pushed_ = false;
   bool host_heard_ = false;       // the vectors of all ranks of this host have been taken
@@ -83,7 +80,7 @@ void AllReduce::start() {
   theirs_.assign(heard_.size(), nullptr);
   sum_type_ = whole_sum_type(operation_->dtype, shape_);
   sum_bytes_ = sum_type_ == operation_->dtype ? 1 : size_of(sum_type_) / operation_->element_size;
-  leads_ = spans_hosts() && members_.topology().local_index(members_.rank()) == 0;
+  leads_ = members_.topology().local_index(members_.rank()) == 0;
   own_pushed_ = pushed_ = local_.count() == 0;
   if (leads_) make_flows();
 }
@@ -91,7 +88,7 @@ void AllReduce::start() {
 bool AllReduce::progress(bool may_push) {
   bool moved = may_push && !own_pushed_ && push_own();
   if (!host_heard_ && hear_host()) moved = true;
-  if (!leads_) return (spans_hosts() && host_heard_ && !done_ && take_result()) || moved;
+  if (!leads_) return (host_heard_ && !done_ && take_result()) || moved;
   if (flows_.allow_more()) moved = true;
   auto available = [&](const SendFlow& flow) { return host_heard_ ? flow.run.bytes() : 0; };
   if (send(available, [](auto&&...) {})) moved = true;
@@ -171,44 +168,37 @@ bool AllReduce::holds(const Piece& piece, int i, size_t bytes) {
   return (piece.bytes == bytes && piece.extents == 0) || fail_piece(i);
 }
 
-// False until the first pieces of all local peers are here. In a group of several hosts only the rank that leads
-// sums them, and the rank that leads has none.
+// False until the first pieces of all local peers are here. Only the rank that leads sums them, and its own is empty.
 bool AllReduce::hear_host() {
-  bool sums = leads_ || !spans_hosts();
   for (int i = 0; i < local_.count(); ++i) {
     const Piece* head = inbox_head(i);
     if (head == nullptr) return false;
-    bool leader = spans_hosts() && members_.topology().local_index(local_.rank(i)) == 0;
+    bool leader = members_.topology().local_index(local_.rank(i)) == 0;
     if (!holds(*head, i, leader ? 0 : bytes_)) return true;
     theirs_[static_cast<size_t>(i)] = head_bytes(i);
   }
-  // This rank's own vector must be out of the input before the result comes.
-  if (!own_pushed_) return false;
-  if (sums) sum_host();
+  if (leads_) sum_host();
   for (int i = 0; i < local_.count(); ++i) {
-    if (sums) count(*head(i), bytes_, false);
+    if (leads_) count(*head(i), bytes_, false);
     take(i, *head(i));
   }
   return host_heard_ = true;
 }
 
-// The output may be the input itself: the peers read this rank's slot, not its input.
 void AllReduce::sum_host() {
   auto own_position = static_cast<size_t>(members_.topology().local_index(members_.rank()));
   sources_.assign(heard_.size() + 1, nullptr);
-  for_each_stretch([&](const std::byte* own, std::byte* to, size_t bytes, size_t at) {
+  for_each_stretch([&](const std::byte* own, std::byte*, size_t bytes, size_t at) {
     for (size_t k = 0; k < sources_.size(); ++k) {
       sources_[k] = k == own_position ? own : theirs_[k < own_position ? k : k - 1] + at;
     }
     const size_t count = count_in(bytes);
-    std::byte* sum = leads_ ? host_sum_.get() + at * sum_bytes_ : to;
-    if (!leads_ || sum_type_ == operation_->dtype)
-      return reduce(sum, count, operation_->dtype, leads_ ? 1 : divisor());
+    std::byte* sum = host_sum_.get() + at * sum_bytes_;
+    if (sum_type_ == operation_->dtype) return reduce(sum, count, sum_type_, 1);
     kernels::load(sum, sources_[0], count, operation_->dtype);
     for (size_t k = 1; k < sources_.size(); ++k)
       kernels::accumulate(sum, sources_[k], count, operation_->dtype, operation_->reduce_op);
   });
-  done_ = !leads_;
 }
 
 // False until the result is here.
@@ -249,7 +239,7 @@ bool AllReduce::sum_hosts() {
 
 void AllReduce::sum_hosts(std::byte* to, size_t bytes, size_t at) {
   for (size_t k = 0; k < sources_.size(); ++k) sources_[k] = host_sums_[k] + at * sum_bytes_;
-  reduce(to, count_in(bytes), sum_type_, divisor());
+  reduce(to, count_in(bytes), sum_type_, operation_->divisor_among(members_.ranks()));
 }
 
 }  // namespace

@@ -33,9 +33,6 @@ using intranode::Piece;
 // network idles while a rank sums all that its local peers have pushed. 64 MiB on 2 x 2 took 288 ms for 296 (2026-11-22,
 // AMD EPYC). Not measured: other numbers.
 constexpr int kPiecesPerPass = 4;
-// For smaller pieces a copy into the slot costs less than the wait for the readers of this rank's memory. Not measured:
-// the size.
-constexpr size_t kSharedPiece = 8 << 10;
 
 struct BlockPiece {
   int position = 0;  // of the block in the order of the host

@@ -146,13 +146,18 @@ double leaders_ns(double bytes, const Shape& shape) {
   return inside + at_once_ns(others, bytes, wire_ns(others, others * bytes, shape), shape);
 }
 
-// Whether an AllReduce whose fragments could take `choice` each takes one exchange of all bytes instead. Inside a
-// host a rank's vector fits a slot, and what a rank reads of all others costs less than a wait. Between hosts there
-// is one wait and, for each pair of hosts, one message.
+// Whether an operation of one fragment, which could take `choice`, is one exchange (Plan::whole). Inside a host what a
+// rank sends fits a slot. In an AllReduce what a rank reads of all others of its host costs less than a wait, and between
+// hosts there is one wait and, for each pair of hosts, one message.
 bool takes_one_exchange(const Query& query, const Choice& choice, const Shape& shape) {
   auto ranks = static_cast<size_t>(shape.ranks), nodes = static_cast<size_t>(shape.nodes);
   size_t here = (ranks + nodes - 1) / nodes, vector = query.block_bytes * ranks;
-  if (ranks == 1 || query.block_bytes > kWholeBytes / ranks) return false;
+  if (ranks == 1) return false;
+  if (!sums(query.collective)) return nodes == 1 && query.block_bytes <= kWholeBytes;
+  if (query.block_bytes > kWholeBytes / ranks) return false;
+  if (query.collective == Collective::kReduceScatter)
+    return nodes == 1 && query.block_bytes < kSharedPiece &&
+           !read_directly(query.collective, query.block_bytes, shape);
   if (vector * (here - 1) > kWholeFromAll) return false;
   if (nodes == 1) return true;
   const Dtype sum = whole_sum_type(query.dtype, shape);
@@ -203,8 +208,10 @@ Plan plan_of_one_block(const Query& query, const Shape& shape) {
   if (query.collective == Collective::kReduce) bytes = bound_by_staging(bytes, shape);
   if (!pairwise(query.collective)) bytes = whole_elements(bytes, query);
   bool tree = query.collective == Collective::kBroadcast && shape.nodes > 2 && shape.equal_nodes;
+  bool whole =
+      is_message(query.collective) && shape.nodes == 1 && shape.ranks > 1 && bytes <= kLeastPart;
   return {tree ? Pattern::kLog : Pattern::kDirect, bytes, choose_chunk(bytes, shape.network),
-          false};
+          whole};
 }
 
 // What a rank's share of the NICs carries in so many latencies and two overheads, and `more` bytes.
@@ -249,8 +256,7 @@ Plan select(const Query& query, const Shape& shape, const Tuning& tuning) {
   size_t fragment_bytes = whole_elements(limit, query);
   Choice choice =
       choose_pattern(std::min(fragment_bytes, query.block_bytes), sums, shape, tuning.algorithm);
-  bool whole = query.collective == Collective::kAllReduce && query.block_bytes <= fragment_bytes &&
-               takes_one_exchange(query, choice, shape);
+  bool whole = query.block_bytes <= fragment_bytes && takes_one_exchange(query, choice, shape);
   return {whole ? Pattern::kDirect : choice.pattern, fragment_bytes,
           choose_chunk(fragment_bytes, shape.network), whole};
 }

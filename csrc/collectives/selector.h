@@ -62,7 +62,9 @@ struct Plan {
   // Bytes of each rank's block that one fragment carries: a multiple of the element size.
   size_t fragment_bytes;
   size_t chunk_bytes;  // in which a flow crosses the network
-  bool whole = false;  // AllReduce: one exchange of all bytes instead of sums and a gather
+  // One exchange: each rank sends all that the others of its host need in one piece, and, in an AllReduce between hosts,
+  // the first of them exchange their sums.
+  bool whole = false;
 };
 
 // The values of algorithm in SMDDP_DEBUG. kInvalid, with what the text may be, if it is something else.
@@ -91,6 +93,12 @@ size_t send_window_bytes(const Shape& shape, size_t chunk_bytes, size_t rails);
 // Inside a host: true if a fragment is read straight from the peers' memory instead of through slots. It
 // is not if the network sets the pace: slots keep up with the network, in smaller pieces.
 bool read_directly(Collective collective, size_t fragment_bytes, const Shape& shape);
+// Inside a host: a message goes in parts of at least this size, one after another, so that both ranks copy at the same
+// time. Measured: all_to_all.cc.
+inline constexpr size_t kLeastPart = 8 << 10;
+// Inside a host: for smaller pieces of sums a copy into a slot costs less than the wait for the readers of this rank's
+// memory. Not measured: the size.
+inline constexpr size_t kSharedPiece = 8 << 10;
 // The largest piece that is read straight from a peer's memory: of a larger one, no byte is passed on before all are
 // read. Not measured.
 inline constexpr size_t kDirectPiece = 1 << 20;

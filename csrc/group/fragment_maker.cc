@@ -39,16 +39,22 @@ std::string FragmentMaker::path_of(const Operation& op) const {
 
 void FragmentMaker::enqueue(const std::shared_ptr<Operation>& operation) {
   Operation& op = *operation;
-  if (op.plan_.whole || pairwise(op.collective)) {
+  if (op.plan_.whole && shape_.nodes == 1) {
+    enqueue(operation, SlotExchange(context_, op));
+  } else if (op.plan_.whole || pairwise(op.collective)) {
     auto make = op.plan_.whole ? make_allreduce : make_all_to_all;
     queue_.add(make(context_, operation, queue_.next_seq()));
-    op.fragments = op.fragments_left_ = 1;
-    op.largest_fragment = op.signature_.bytes;
+    op.fragments_left_ = 1;
   } else if (sums(op.collective)) {
     enqueue_sums(operation);
   } else {
     enqueue_gathers(operation);
   }
+}
+
+void FragmentMaker::enqueue(const std::shared_ptr<Operation>& operation, SlotExchange begun) {
+  queue_.add(make_slot_exchange(context_, operation, queue_.next_seq(), std::move(begun)));
+  operation->fragments_left_ = 1;
 }
 
 void FragmentMaker::plan(Operation& op, const Tuning& tuning) const {
@@ -74,6 +80,10 @@ void FragmentMaker::plan(Operation& op, const Tuning& tuning) const {
                    pairs ? std::max(total(op.input), total(op.output)) : total(blocks),
                    pairs ? 0 : op.plan_.fragment_bytes,
                    op.digest};
+  if (op.plan_.whole || pairs) {
+    op.fragments = 1;
+    op.largest_fragment = op.signature_.bytes;
+  }
 }
 
 void FragmentMaker::enqueue_gathers(const std::shared_ptr<Operation>& operation) {

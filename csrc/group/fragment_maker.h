@@ -8,6 +8,7 @@
 #include "collectives/fragment.h"
 #include "collectives/operation.h"
 #include "collectives/selector.h"
+#include "collectives/slot_exchange.h"
 #include "group/fragment_queue.h"
 
 namespace smddp {
@@ -24,6 +25,8 @@ class FragmentMaker {
   std::string path_of(const Operation& operation) const;
   // Adds the fragments of a planned operation to the queue.
   void enqueue(const std::shared_ptr<Operation>& operation);
+  // The same of one that has begun as an exchange.
+  void enqueue(const std::shared_ptr<Operation>& operation, SlotExchange begun);
 
  private:
   void enqueue_gathers(const std::shared_ptr<Operation>& operation);

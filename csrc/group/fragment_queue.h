@@ -23,6 +23,8 @@ class FragmentQueue {
     waiting_.push_back(std::move(fragment));
     ++next_seq_;
   }
+  // An operation of a fragment's place that has needed none.
+  void skip() { ++next_seq_; }
   // Moves the first waiting fragment to those in flight; nullptr if it may not start yet.
   Fragment* advance();
   // Takes the fragments in flight that are complete, in order, and calls f(operation) for each.

@@ -10,6 +10,7 @@
 #include "common/clock.h"
 #include "common/exceptions.h"
 #include "common/log.h"
+#include "common/processor.h"
 #include "group/group_builder.h"
 #include "group/measured_host.h"
 #include "group/measured_network.h"
@@ -193,12 +194,13 @@ void Group::submit(const std::shared_ptr<Operation>& operation, const Tuning& tu
   } else {
     // Planned in any case, as the plan is what the recorder and errors tell of it.
     bool planned = guarded([&] { maker_.plan(*operation, tuning); });
+    if (options_.recorded && !asked_) recorder_.begin(*operation);
     bool enqueued = planned && health_.ok() && guarded([&] {
                       failures_.on_enqueued();
-                      maker_.enqueue(operation);
+                      if (!exchange_at_once(operation, background ? 1 : engine_.polls()))
+                        maker_.enqueue(operation);
                     });
-    if (options_.recorded && !asked_) recorder_.begin(*operation);
-    guarded([&] { progress(); });
+    if (!enqueued || !fragments_.empty()) guarded([&] { progress(); });
     recorder_.end_call();
     // If only some of its fragments could be made, they never start.
     if (!enqueued && !closing_.holds(operation, health_.verdict()))
@@ -264,16 +266,39 @@ bool Group::progress() {
   return moved;
 }
 
+bool Group::exchange_at_once(const std::shared_ptr<Operation>& operation, int looks) {
+  if (!operation->plan().whole || shape_.nodes > 1 || !fragments_.empty()) return false;
+  failures_.check_aborts();  // of peers whose pieces may be here
+  if (!health_.ok()) return false;
+  const uint64_t seq = fragments_.next_seq();
+  SlotExchange exchange(context_, *operation);
+  if (!exchange.push(seq)) return false;
+  note_start(*operation);
+  for (exchange.look(seq); !exchange.complete(); exchange.look(seq)) {
+    if (--looks <= 0 || engine_.wanted()) {
+      maker_.enqueue(operation, std::move(exchange));
+      return true;
+    }
+    pause();
+  }
+  fragments_.skip();
+  local_.wake();
+  finish(operation);
+  return true;
+}
+
+void Group::note_start(Operation& op) {
+  if (!op.path.empty()) return;
+  op.path = maker_.path_of(op);
+  recorder_.start(op);
+}
+
 bool Group::start_fragments() {
   bool moved = false;
   while (Fragment* next = fragments_.advance()) {
     next->start();
     next->follow_starts();
-    Operation& op = next->operation();
-    if (op.path.empty()) {
-      op.path = maker_.path_of(op);
-      recorder_.start(op);
-    }
+    note_start(next->operation());
     remote_.take_early(next->seq(), [&](const wire::Header& header, const std::byte* payload) {
       if (!health_.ok()) return;
       if (Status taken = next->on_message(header, payload); !taken) failures_.fail(taken);
@@ -302,12 +327,15 @@ bool Group::progress_fragments() {
 
 bool Group::close_fragments() {
   return fragments_.take_complete([&](std::shared_ptr<Operation> op) {
-    if (--op->fragments_left_ > 0) return;
-    ++completed_;
-    if (shape_.nodes > 1) guarded([&] { check_network(); });
-    made_by_all_ |= op->collective <= Collective::kBarrier;  // those that wait for every rank
-    engine_.complete(std::move(op), Status());
+    if (--op->fragments_left_ == 0) finish(std::move(op));
   });
+}
+
+void Group::finish(std::shared_ptr<Operation> op) {
+  ++completed_;
+  if (shape_.nodes > 1) guarded([&] { check_network(); });
+  made_by_all_ |= op->collective <= Collective::kBarrier;  // those that wait for every rank
+  engine_.complete(std::move(op), Status());
 }
 
 // A model that was measured on a busy machine, or on a link that has changed since, is not believed for ever. This group

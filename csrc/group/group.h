@@ -100,6 +100,12 @@ class Group : private Progressable {
   // Calls f(); what it throws breaks the group.
   template <class F>
   bool guarded(F&& f) noexcept;
+  // Carries out an operation in the place of a fragment, in at most so many looks, or begins it so. False: it is none
+  // that can be begun now.
+  bool exchange_at_once(const std::shared_ptr<Operation>& operation, int looks);
+  // The first of its bytes move.
+  void note_start(Operation& operation);
+  void finish(std::shared_ptr<Operation> operation);
   bool start_fragments();
   bool progress_fragments();
   bool close_fragments();

@@ -85,6 +85,10 @@ class Engine {
   // True after shutdown(), and in a child that was forked from the process that made the engine:
   // groups must not touch it.
   bool ended() const { return stop_ || forked(); }
+  // How often a thread that is going to wait looks for what it waits for, before it lets others have the lock. Under
+  // the lock.
+  int polls() const { return driving_ ? 1 : wait_policy_.polls(); }
+  bool wanted() const { return mutex_.wanted(); }  // the lock, by others
   bool forked() const { return fork_count() != forks_; }
   // Messages of no member of a group, which were dropped. Under the lock.
   uint64_t foreign_messages() const { return groups_.foreign_messages(); }
