@@ -182,6 +182,11 @@ class Fragment {
     heard_.assign(static_cast<size_t>(local_.count()), false);
     taken_from_.assign(static_cast<size_t>(local_.count()), 0);
   }
+  // Local peer i's only piece, of so many bytes, was taken in before the start.
+  void note_taken(int i, size_t bytes) {
+    heard_[static_cast<size_t>(i)] = has_received_ = true;
+    taken_from_[static_cast<size_t>(i)] = bytes;
+  }
   // Local peer i's oldest piece if it belongs to this fragment, else nullptr. Fails the group if the
   // two ranks disagree about what this fragment is.
   const intranode::Piece* inbox_head(int i);

@@ -111,8 +111,9 @@ class SlotFragment final : public Fragment {
 
   void start() override {
     expect_pieces();
-    for (int i = 0; i < local_.count(); ++i)
-      heard_[static_cast<size_t>(i)] = exchange_.has_taken(i);
+    for (int i = 0; i < local_.count(); ++i) {
+      if (exchange_.has_taken(i)) note_taken(i, expected_from(i));
+    }
   }
   bool progress(bool may_push) override {
     bool moved = may_push && !exchange_.pushed() && exchange_.push(seq_);
@@ -125,6 +126,8 @@ class SlotFragment final : public Fragment {
   bool complete() const override { return exchange_.complete(); }
 
  private:
+  uint64_t expected_from(int i) const override { return exchange_.bytes_of(local_.rank(i)); }
+
   SlotExchange exchange_;
 };
 

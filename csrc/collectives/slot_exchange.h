@@ -29,6 +29,8 @@ class SlotExchange {
   template <class Head, class Take, class Misfit>
   bool look(Head&& head, Take&& take, Misfit&& misfit);
   bool has_taken(int i) const { return taken_[static_cast<size_t>(i)]; }
+  // In the piece of `rank`.
+  size_t bytes_of(Rank rank) const;
   bool complete() const { return pushed_ && left_ == 0; }
 
  private:
@@ -37,8 +39,6 @@ class SlotExchange {
 
   // Copies this rank's bytes into a slot.
   void fill(std::byte* slot, bool streaming) const;
-  // What is in the piece of `rank`.
-  size_t bytes_of(Rank rank) const;
   // Whether the other ranks read this block of this rank's vector.
   bool is_read_by_peers(Rank block) const {
     return block != rank_ || operation_.collective == Collective::kAllReduce;

@@ -170,6 +170,8 @@ TEST(SlotExchange, AwaitsOnlyWhoseDataIsNotHere) {
       }
       ASSERT_EQ(awaited.size(), 1u);
       EXPECT_EQ(awaited[0].rank, 2);
+      EXPECT_EQ(awaited[0].expected, 40u);
+      EXPECT_EQ(awaited[0].arrived, 0u);
     }
     all.arrive_and_wait();
     if (c.rank == 2) c.group.submit(op, {}, false);
