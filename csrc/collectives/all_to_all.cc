@@ -85,7 +85,7 @@ void AllToAll::start() {
   direct_ = read_directly(operation_->collective, operation_->input.largest(), shape_);
   streaming_ = streams();
   if (is_message(operation_->collective)) {
-    slot_part_ = std::clamp(operation_->signature().bytes / kMessageParts, kLeastPart,
+    slot_part_ = std::clamp(operation_->signature().bytes / kMessageParts, kLeastMessagePart,
                             intranode::kSlotBytes);
   }
   expect_pieces();

@@ -152,15 +152,10 @@ template <class F>
 void AllReduce::for_each_stretch(F&& f) const {
   size_t at = 0;
   for (Rank block = 0; block < members_.ranks(); ++block) {
-    size_t bytes = operation_->input.bytes(block);
-    for (size_t done = 0; done < bytes;) {
-      std::byte *own = nullptr, *to = nullptr;
-      size_t n = std::min(operation_->input.contiguous(block, done, &own),
-                          operation_->output.contiguous(block, done, &to));
-      f(own, to, n, at);
-      done += n;
-      at += n;
-    }
+    operation_->input.for_each_stretch(block, operation_->output, block,
+                                       [&](std::byte* own, std::byte* to, size_t bytes,
+                                           size_t offset) { f(own, to, bytes, at + offset); });
+    at += operation_->input.bytes(block);
   }
 }
 
@@ -177,6 +172,8 @@ bool AllReduce::hear_host() {
     if (!holds(*head, i, leader ? 0 : bytes_)) return true;
     theirs_[static_cast<size_t>(i)] = head_bytes(i);
   }
+  // Before that a rank of this host may be what the others wait for.
+  if (!own_pushed_) return false;
   if (leads_) sum_host();
   for (int i = 0; i < local_.count(); ++i) {
     if (leads_) count(*head(i), bytes_, false);

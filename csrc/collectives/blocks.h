@@ -66,6 +66,18 @@ class Blocks {
     });
     return bytes;
   }
+  // f(address, address in `other`, bytes, offset) for each stretch that lies end to end in `block` and in block
+  // `other_block` of `other`, which is as large.
+  template <class F>
+  void for_each_stretch(Rank block, const Blocks& other, Rank other_block, F&& f) const {
+    const size_t size = bytes(block);
+    for (size_t offset = 0, run = 0; offset < size; offset += run) {
+      std::byte *here = nullptr, *there = nullptr;
+      run =
+          std::min(contiguous(block, offset, &here), other.contiguous(other_block, offset, &there));
+      f(here, there, run, offset);
+    }
+  }
   // `streaming`: past the caches, see kernels::copy().
   void write(Rank block, size_t offset, const std::byte* from, size_t bytes,
              bool streaming = false) const {

@@ -208,8 +208,8 @@ Plan plan_of_one_block(const Query& query, const Shape& shape) {
   if (query.collective == Collective::kReduce) bytes = bound_by_staging(bytes, shape);
   if (!pairwise(query.collective)) bytes = whole_elements(bytes, query);
   bool tree = query.collective == Collective::kBroadcast && shape.nodes > 2 && shape.equal_nodes;
-  bool whole =
-      is_message(query.collective) && shape.nodes == 1 && shape.ranks > 1 && bytes <= kLeastPart;
+  bool whole = is_message(query.collective) && shape.nodes == 1 && shape.ranks > 1 &&
+               bytes <= kLeastMessagePart;
   return {tree ? Pattern::kLog : Pattern::kDirect, bytes, choose_chunk(bytes, shape.network),
           whole};
 }

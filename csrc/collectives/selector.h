@@ -95,7 +95,7 @@ size_t send_window_bytes(const Shape& shape, size_t chunk_bytes, size_t rails);
 bool read_directly(Collective collective, size_t fragment_bytes, const Shape& shape);
 // Inside a host: a message goes in parts of at least this size, one after another, so that both ranks copy at the same
 // time. Measured: all_to_all.cc.
-inline constexpr size_t kLeastPart = 8 << 10;
+inline constexpr size_t kLeastMessagePart = 8 << 10;
 // Inside a host: for smaller pieces of sums a copy into a slot costs less than the wait for the readers of this rank's
 // memory. Not measured: the size.
 inline constexpr size_t kSharedPiece = 8 << 10;

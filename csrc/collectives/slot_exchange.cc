@@ -83,21 +83,18 @@ void SlotExchange::sum() {
 
 void SlotExchange::sum_block(Rank block, Rank result, size_t begin) {
   SmallVector<const void*, 16> sources;
-  const size_t size = operation_.input.bytes(block);
-  for (size_t done = 0, bytes = 0; done < size; done += bytes) {
-    std::byte *own = nullptr, *to = nullptr;
-    bytes = std::min(operation_.input.contiguous(block, done, &own),
-                     operation_.output.contiguous(result, done, &to));
+  auto sum = [&](std::byte* own, std::byte* to, size_t bytes, size_t offset) {
     sources.clear();
     for (int i = 0; i <= local_.count(); ++i) {
       // In the order of the ranks, which are all of this host.
       if (i == rank_) sources.push_back(own);
-      if (i < local_.count()) sources.push_back(local_.inbox(i).bytes(kLane) + begin + done);
+      if (i < local_.count()) sources.push_back(local_.inbox(i).bytes(kLane) + begin + offset);
     }
     kernels::reduce(to, sources.data(), sources.size(), bytes / operation_.element_size,
                     operation_.dtype, operation_.reduce_op, operation_.divisor_among(ranks_));
     operation_.taken.slots += bytes * static_cast<size_t>(local_.count());
-  }
+  };
+  operation_.input.for_each_stretch(block, operation_.output, result, sum);
 }
 
 namespace {

@@ -39,7 +39,7 @@ std::string FragmentMaker::path_of(const Operation& op) const {
 
 void FragmentMaker::enqueue(const std::shared_ptr<Operation>& operation) {
   Operation& op = *operation;
-  if (op.plan_.whole && shape_.nodes == 1) {
+  if (takes_slots(op)) {
     enqueue(operation, SlotExchange(context_, op));
   } else if (op.plan_.whole || pairwise(op.collective)) {
     auto make = op.plan_.whole ? make_allreduce : make_all_to_all;

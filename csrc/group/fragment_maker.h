@@ -23,6 +23,10 @@ class FragmentMaker {
   void plan(Operation& operation, const Tuning& tuning) const;
   // The ways that the bytes of a planned operation take, as statistics() names them.
   std::string path_of(const Operation& operation) const;
+  // Whether a planned operation is a SlotExchange.
+  bool takes_slots(const Operation& operation) const {
+    return operation.plan().whole && shape_.nodes == 1;
+  }
   // Adds the fragments of a planned operation to the queue.
   void enqueue(const std::shared_ptr<Operation>& operation);
   // The same of one that has begun as an exchange.

@@ -267,7 +267,7 @@ bool Group::progress() {
 }
 
 bool Group::exchange_at_once(const std::shared_ptr<Operation>& operation, int looks) {
-  if (!operation->plan().whole || shape_.nodes > 1 || !fragments_.empty()) return false;
+  if (!maker_.takes_slots(*operation) || !fragments_.empty()) return false;
   failures_.check_aborts();  // of peers whose pieces may be here
   if (!health_.ok()) return false;
   const uint64_t seq = fragments_.next_seq();

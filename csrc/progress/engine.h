@@ -49,6 +49,11 @@ class Engine {
 
   using Lock = CountedMutex::Lock;
   Lock lock() { return mutex_.lock(); }
+  // Whether other threads wait for the lock.
+  bool wanted() const { return mutex_.wanted(); }
+  // How often a thread that is going to wait looks for what it waits for, before it lets others have the lock. Under
+  // the lock.
+  int polls() const { return driving_ ? 1 : wait_policy_.polls(); }
 
   // So many more groups are being made, or fewer. A new one gets a new endpoint if the old one is worn and
   // no other group needs it.
@@ -85,10 +90,6 @@ class Engine {
   // True after shutdown(), and in a child that was forked from the process that made the engine:
   // groups must not touch it.
   bool ended() const { return stop_ || forked(); }
-  // How often a thread that is going to wait looks for what it waits for, before it lets others have the lock. Under
-  // the lock.
-  int polls() const { return driving_ ? 1 : wait_policy_.polls(); }
-  bool wanted() const { return mutex_.wanted(); }  // the lock, by others
   bool forked() const { return fork_count() != forks_; }
   // Messages of no member of a group, which were dropped. Under the lock.
   uint64_t foreign_messages() const { return groups_.foreign_messages(); }

@@ -12,7 +12,7 @@ using std::chrono::milliseconds;
 
 constexpr int64_t value(int rank, size_t i) { return rank * 1000 + static_cast<int64_t>(i % 1000); }
 
-// A list of two tensors, of this rank's blocks in `all`, or of one block for each rank.
+// `count` blocks of a list of two tensors.
 void add_in_two(Blocks& blocks, std::vector<int64_t>& data, int count) {
   size_t size = data.size() / static_cast<size_t>(count);
   for (size_t b = 0; b < static_cast<size_t>(count); ++b) {
@@ -47,8 +47,7 @@ testing::AssertionResult call(RankContext& c, const Call& what) {
   add_in_two(op->input, in, static_cast<int>(from));
   const bool in_place = what.in_place && !gathers;
   if (in_place && scatters) {  // the sum takes the place of this rank's own block
-    std::vector<int64_t>& all = in;
-    op->output.add(all.data() + me * what.size, what.size * sizeof(int64_t));
+    op->output.add(in.data() + me * what.size, what.size * sizeof(int64_t));
     op->output.end_block();
   } else {
     add_in_two(op->output, in_place ? in : out, static_cast<int>(to));
