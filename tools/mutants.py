@@ -176,6 +176,12 @@ def problems(faults: list[Fault], root: Path = ROOT) -> list[str]:
         count = path.read_text(encoding="utf-8").count(fault.text) if path.is_file() else 0
         if count != 1:
             found.append(f"{fault.name}: its text stands {count} times in {fault.file}, not once")
+        if "$MUTANT" not in fault.fault and not fault.text.endswith(";"):
+            found += [
+                f"{fault.name}: {part!r} is no expression"
+                for part in (fault.text, fault.fault)
+                if part.count("(") != part.count(")") or re.match(r"(if|for|return)\b", part)
+            ]
     return found
 
 
