@@ -454,7 +454,8 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     programs = build(faults, arguments.build_jobs)
     sources = digest_of_sources()
-    chosen = [fault for fault in faults if not arguments.names or fault.name in arguments.names]
+    asked = [fault for fault in faults if not arguments.names or fault.name in arguments.names]
+    chosen = asked
     if arguments.resume:
         chosen = [
             fault
@@ -463,8 +464,10 @@ def main() -> int:
         ]
     whole = run_all(chosen, programs, results, arguments.jobs)
     noticed = {name for name, outcome in results.items() if outcome.program}
-    console.print(f"{len(noticed)} of {len(faults)} faults are noticed: {RESULTS}")
-    unexplained = [f.name for f in faults if f.name not in noticed and not f.equivalent]
+    console.print(
+        f"{len(noticed & {f.name for f in asked})} of {len(asked)} faults are noticed: {RESULTS}"
+    )
+    unexplained = [f.name for f in asked if f.name not in noticed and not f.equivalent]
     if not whole:
         console.print("interrupted")
         return 130
