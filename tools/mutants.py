@@ -459,15 +459,14 @@ def main() -> int:
     if arguments.resume:
         chosen = [
             fault
-            for fault in chosen
+            for fault in asked
             if fault.name not in results or results[fault.name].digest != digest_of(fault, sources)
         ]
     whole = run_all(chosen, programs, results, arguments.jobs)
-    noticed = {name for name, outcome in results.items() if outcome.program}
-    console.print(
-        f"{len(noticed & {f.name for f in asked})} of {len(asked)} faults are noticed: {RESULTS}"
-    )
-    unexplained = [f.name for f in asked if f.name not in noticed and not f.equivalent]
+    unnoticed = [f for f in asked if f.name not in results or not results[f.name].program]
+    noticed = len(asked) - len(unnoticed)
+    console.print(f"{noticed} of {len(asked)} faults are noticed: {RESULTS}")
+    unexplained = [fault.name for fault in unnoticed if not fault.equivalent]
     if not whole:
         console.print("interrupted")
         return 130
