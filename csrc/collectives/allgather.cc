@@ -101,8 +101,6 @@ class AllGather final : public Fragment {
 
 void AllGather::start() {
   Rank me = members_.rank();
-  // Both phases of an AllReduce go the same way. With slots for its sums and reads for their gather, 16 MiB took 1.5
-  // times as long (2026-11-28-intel-xeon).
   direct_ = read_directly(gathers_sums_ ? Collective::kAllReduce : Collective::kAllGather, limit_,
                           shape_);
   streaming_ = streams();

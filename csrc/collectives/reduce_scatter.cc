@@ -99,11 +99,9 @@ class ReduceScatter final : public Fragment {
 
   const std::shared_ptr<PartSums> part_;  // of an AllReduce
   BlockSums sums_;
-  size_t piece_bytes_ = 0;
   SmallVector<Rank, 16> order_;  // of the blocks, the same on all ranks of the host
   bool alone_ = false;           // on its host
   int own_position_ = 0;         // among the ranks of the host
-  bool direct_ = false;          // peers read memory that is not shared, too
   bool pushed_ = false;
   BlockPiece next_to_push_, wanted_;
   BlockSums::Sources sources_;
@@ -112,10 +110,7 @@ class ReduceScatter final : public Fragment {
 void ReduceScatter::start() {
   alone_ = local_.count() == 0;
   own_position_ = members_.topology().local_index(members_.rank());
-  direct_ = read_directly(Collective::kReduceScatter, limit_, shape_) &&
-            operation_->tensors <= intranode::kSlotExtents;
   expect_pieces();
-  piece_bytes_ = direct_ ? kDirectPiece : intranode::kSlotBytes;
   const Topology& topology = members_.topology();
   for (int i = 1; i <= topology.nodes(); ++i) {
     int node = (topology.node_of(members_.rank()) + i) % topology.nodes();
@@ -212,13 +207,13 @@ BlockPiece ReduceScatter::next_piece(BlockPiece piece, bool here) const {
   for (;;) {
     if (++piece.position == members_.ranks()) {
       piece.position = 0;
-      piece.offset += piece_bytes_;
+      piece.offset += intranode::kSlotBytes;
     }
     if (piece.offset >= largest) return {};
     piece.block = order_[static_cast<size_t>(piece.position)];
     size_t size = part(blocks, piece.block);
     if (piece.offset >= size || sums_here(piece.block) != here) continue;
-    piece.bytes = std::min(piece_bytes_, size - piece.offset);
+    piece.bytes = std::min(intranode::kSlotBytes, size - piece.offset);
     return piece;
   }
 }
@@ -244,8 +239,8 @@ bool ReduceScatter::push_one() {
 }
 
 std::vector<Extent> ReduceScatter::exposed(const BlockPiece& piece) const {
-  if (!direct_ && piece.bytes < kSharedPiece) return {};
-  return readable(operation_->input, piece.block, begin_ + piece.offset, piece.bytes, direct_);
+  if (piece.bytes < kSharedPiece) return {};
+  return readable(operation_->input, piece.block, begin_ + piece.offset, piece.bytes, false);
 }
 
 bool ReduceScatter::align_heads() {

@@ -50,6 +50,9 @@ constexpr size_t kSavesMessages = 64 << 10;
 // full slot took 5.4 us for 6.7 (2026-11-21, AMD EPYC). Not measured: more ranks.
 constexpr size_t kWholeBytes = intranode::kSlotBytes;
 constexpr size_t kWholeFromAll = 64 << 10;
+// So much is copied in and out of slots in less time than the system call of a read takes: 32 KiB take as long both ways, 128
+// KiB half as long by reads (2026-11-28-intel-xeon).
+constexpr size_t kCheapInSlots = 2 * intranode::kSlotBytes;
 // Smaller chunks cost more processor time than they save: chunks as small as a message already took some per cent longer
 // on 4 x 1 (2026-11-25, AMD EPYC). Larger ones do not fit a send buffer.
 constexpr size_t kSmallestChunk = transport::kEagerPayload;
@@ -156,8 +159,7 @@ bool takes_one_exchange(const Query& query, const Choice& choice, const Shape& s
   if (!sums(query.collective)) return nodes == 1 && query.block_bytes <= kWholeBytes;
   if (query.block_bytes > kWholeBytes / ranks) return false;
   if (query.collective == Collective::kReduceScatter)
-    return nodes == 1 && query.block_bytes < kSharedPiece &&
-           !read_directly(query.collective, query.block_bytes, shape);
+    return nodes == 1 && query.block_bytes < kSharedPiece;
   if (vector * (here - 1) > kWholeFromAll) return false;
   if (nodes == 1) return true;
   const Dtype sum = whole_sum_type(query.dtype, shape);
@@ -288,9 +290,9 @@ size_t send_window_bytes(const Shape& shape, size_t chunk_bytes, size_t rails) {
   return std::max(kLeastWindow, static_cast<size_t>(bytes) + 2 * rails * chunk_bytes);
 }
 
-bool read_directly(Collective collective, size_t fragment_bytes, const Shape& shape) {
-  return shape.nodes == 1 && !is_message(collective) &&
-         fragment_bytes > (sums(collective) ? shape.reads.sums : shape.reads.gathers);
+bool read_directly(Collective collective, size_t block_bytes, const Shape& shape) {
+  return shape.nodes == 1 && !is_message(collective) && !sums(collective) &&
+         block_bytes > kCheapInSlots && block_bytes <= shape.reads_up_to;
 }
 
 bool read_shared(Collective collective, size_t bytes) {

@@ -34,18 +34,13 @@ struct Tuning {
   Coding coding = Coding::kOff;  // ranks need not agree
 };
 
-// Of fragments of more bytes, the ranks of one host read the bytes straight from their peers' memory
-// (process_vm_readv) instead of through slots.
-struct ReadsFrom {
-  size_t gathers = SIZE_MAX, sums = SIZE_MAX;
-  bool operator==(const ReadsFrom&) const = default;
-};
-
 // The shape of a group.
 struct Shape {
   int ranks = 1;
   int nodes = 1;  // hosts
-  ReadsFrom reads;
+  // Blocks of more than two slots and at most so many bytes are read straight from the memory of the host's other ranks
+  // (process_vm_readv) instead of through slots. 0: none.
+  size_t reads_up_to = 0;
   bool equal_nodes = true;  // as many ranks on each host
   NetworkModel network;
 };
@@ -90,9 +85,11 @@ size_t reach_bytes(const Shape& shape, size_t chunk_bytes, size_t rails);
 // say of earlier chunks would queue behind it.
 size_t send_window_bytes(const Shape& shape, size_t chunk_bytes, size_t rails);
 
-// Inside a host: true if a fragment is read straight from the peers' memory instead of through slots. It
-// is not if the network sets the pace: slots keep up with the network, in smaller pieces.
-bool read_directly(Collective collective, size_t fragment_bytes, const Shape& shape);
+// Inside a host: true if a block of so many bytes is read straight from the peers' memory instead of through slots. It
+// is not if the network sets the pace: slots keep up with the network, in smaller pieces. Nor is what is summed, and what
+// an AllReduce gathers after that: reads took 1.1 to 4.7 times as long (2026-11-27-ways-inside-a-host, AMD EPYC;
+// 2026-11-28-intel-xeon).
+bool read_directly(Collective collective, size_t block_bytes, const Shape& shape);
 // Inside a host: a message goes in parts of at least this size, one after another, so that both ranks copy at the same
 // time. Measured: all_to_all.cc.
 inline constexpr size_t kLeastMessagePart = 8 << 10;

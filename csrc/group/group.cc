@@ -158,9 +158,9 @@ void Group::use(const NetworkModel& network) {
   remote_.receive_budget() = ReceiveBudget(receive_budget_bytes(shape_));
 }
 
-void Group::use(const ReadsFrom& reads) {
+void Group::use_reads(size_t up_to) {
   Engine::Lock lock = engine_.lock();
-  shape_.reads = reads;
+  shape_.reads_up_to = up_to;
 }
 
 void Group::ask(bool begin) {
@@ -390,7 +390,7 @@ GroupState Group::state(bool with_connections) {
     state.hosts.push_back(members_.host(r));
   }
   if (shape_.nodes > 1) state.network = text_of(shape_.network);
-  if (shape_.nodes == 1 && shape_.ranks > 1) state.inside_host = text_of(shape_.reads);
+  if (shape_.nodes == 1 && shape_.ranks > 1) state.inside_host = text_of_reads(shape_.reads_up_to);
   state.coding = coding_.last();
   state.tallies = tallies_.all();
   state.oldest = health_.ok() ? oldest(now_ns()) : broken_at_;

@@ -71,7 +71,7 @@ class Group : private Progressable {
  private:
   friend class GroupBuilder;
   void use(const NetworkModel& network);  // before the first operation
-  void use(const ReadsFrom& reads);       // while none is under way
+  void use_reads(size_t up_to);           // Shape::reads_up_to; while none is under way
   // What is submitted until the second call, which is ask(false), is no operation of the group.
   void ask(bool begin);
   Group(Process& process, Options options, GroupParts parts);

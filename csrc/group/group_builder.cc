@@ -57,7 +57,7 @@ OwnPlace place_of(Process& process) {
   return process.place();
 }
 
-// What this process has found out of its host: word_of(ReadsFrom).
+// What this process has found out of its host: word_of_reads().
 std::atomic<uint64_t> known_of_host{0};
 
 // As long as a group is made, the engine keeps the endpoint that it is made with.
@@ -237,7 +237,7 @@ void GroupBuilder::decide_reads() {
   bool wanted = options_.single_copy.value_or(env::debug("single_copy") == "1");
   bool same = true;
   for (int i = 0; i < local_.count(); ++i) same &= local_.inbox(i).owner_knows() == knows_;
-  shape_.reads = wanted ? usual_reads() : same ? reads_of(knows_) : ReadsFrom();
+  shape_.reads_up_to = wanted ? SIZE_MAX : same ? reads_of(knows_) : 0;
   asks_host_ = !wanted && (knows_ == 0 || !same);
 }
 
@@ -245,11 +245,11 @@ void GroupBuilder::decide_reads() {
 Status GroupBuilder::ask_host(Group& group) {
   group.ask(true);
   auto found =
-      measure_host(process_.engine(), group, [&](const ReadsFrom& way) { group.use(way); });
+      measure_host(process_.engine(), group, [&](size_t up_to) { group.use_reads(up_to); });
   group.ask(false);
   if (!found) return found.status();
-  group.use(found.value());
-  known_of_host = word_of(found.value());
+  group.use_reads(found.value());
+  known_of_host = word_of_reads(found.value());
   return {};
 }
 

@@ -81,7 +81,7 @@ class GroupBuilder {
   NetworkAgreement network_;
   Algorithm algorithm_ = Algorithm::kAuto;
   Shape shape_;
-  uint64_t knows_ = 0;  // this rank, of its host: word_of(ReadsFrom)
+  uint64_t knows_ = 0;  // this rank, of its host: word_of_reads()
   bool asks_host_ = false;
   std::unique_ptr<intranode::Outbox> outbox_;
   LocalPeers local_;

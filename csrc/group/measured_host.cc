@@ -15,34 +15,27 @@
 namespace smddp {
 namespace {
 
-// Blocks that are timed, the largest first: where reads do not pay there, they pay nowhere. With each, from where
-// on reads are taken if they pay with it: half way to the next smaller one, by factors. Up to two slots a copy in and a
-// copy out cost less than the system call.
-struct Tried {
-  size_t bytes, from;
-};
-constexpr size_t kLargest = 2 << 20, kLeast = 128 << 10, kTwoSlots = 2 * intranode::kSlotBytes;
-constexpr Tried kTried[] = {{kLargest, 512 << 10}, {kLeast, kTwoSlots}};
+// Blocks that are timed. Where reads do not pay for one, they do not for smaller or larger ones: of slots' time they took 0.5,
+// 0.6, 0.9, 1.0, 1.1 with 128 KiB, 512 KiB, 2, 8, 32 MiB on an Intel Xeon (2026-11-28-intel-xeon), 1.4 to 1.6 on an AMD
+// EPYC. With 128 KiB the first calls would tell how slots grow warm. Each takes a fraction of a scheduler's tick: where
+// the ranks are disturbed, most turns still are not.
+constexpr size_t kTried[] = {512 << 10, 2 << 20};
 // Of all ranks' blocks together, so that the answer takes no longer on a host of many ranks.
 constexpr size_t kTogether = 16 << 20;
-// Not measured: fewer turns take less time, more of them find a quiet one for each way.
-constexpr int kTurns = 3;
+// With three turns of 2 MiB, in a host where other processes started, two ranks took reads that cost 1.5 times as much.
+constexpr int kTurns = 8;
 // The ranks of a host that take so long share cores: what they would find is who had one.
 constexpr double kTooLongNs = 10e6;
-// Where both take about as long, slots hold up no peer. Not measured.
+// Less is what two turns of the same differ by.
 constexpr double kWins = 0.95;
 
-size_t largest(int ranks) {
-  return std::min(kLargest, std::bit_floor(kTogether / static_cast<size_t>(ranks)));
-}
-
 // Whether reads take less time.
-Result<bool> pays(Collective collective, size_t bytes, const TimeCollective& time) {
+Result<bool> pays(size_t bytes, const TimeGather& time) {
   std::array<double, 2> best;
   best.fill(std::numeric_limits<double>::max());
   for (int turn = 0; turn <= kTurns; ++turn) {
     for (bool by_reads : {false, true}) {
-      auto took = time(collective, bytes, by_reads);
+      auto took = time(bytes, by_reads);
       if (!took) return took.status();
       if (turn == 0 && took.value() > kTooLongNs) return false;
       // The first turn also pays for new memory.
@@ -52,109 +45,87 @@ Result<bool> pays(Collective collective, size_t bytes, const TimeCollective& tim
   return best[1] < kWins * best[0];
 }
 
-Result<size_t> reads_from(Collective collective, int ranks, const TimeCollective& time) {
-  size_t from = SIZE_MAX;
-  for (const Tried& tried : kTried) {
-    size_t bytes = std::min(tried.bytes, largest(ranks));
-    if (bytes < kLeast) break;
-    auto found = pays(collective, bytes, time);
-    if (!found) return found.status();
-    if (!found.value()) break;
-    from = tried.from;
-  }
-  return from;
-}
+// Copies between addresses that are not those of cache lines take up to 1.4 times as long, and tensors lie at such addresses.
+struct alignas(kCacheLine) Line {
+  std::byte bytes[kCacheLine];
+};
+using Memory = std::shared_ptr<std::vector<Line>>;
 
-using Memory = std::shared_ptr<std::vector<std::byte>>;
+Memory memory_of(size_t bytes) {
+  return std::make_shared<std::vector<Line>>((bytes + kCacheLine - 1) / kCacheLine);
+}
 
 // Of blocks of so many bytes of each rank. Keeps its memory, which peers may read until a broken group is closed.
 class Timed final : public Operation {
  public:
-  Timed(Collective of, size_t bytes, int ranks, Memory memory) : memory_(std::move(memory)) {
-    collective = of;
+  Timed(size_t bytes, int ranks, Memory memory) : memory_(std::move(memory)) {
+    collective = Collective::kAllGather;
     digest = bytes;
-    std::byte *one = memory_->data(), *all = one + bytes;
-    if (of == Collective::kAllGather) {
-      gather(one, bytes, all, ranks);
-      return;
-    }
-    dtype = Dtype::kFloat32;
-    reduce_op = ReduceOp::kSum;
-    element_size = sizeof(float);
-    for (int r = 0; r < ranks; ++r) {
-      input.add(all + static_cast<size_t>(r) * bytes, bytes);
-      input.end_block();
-    }
-    output.add(one, bytes);
-    output.end_block();
+    std::byte* own = memory_->data()->bytes;
+    gather(own, bytes, own + bytes, ranks);
   }
 
  private:
   const Memory memory_;
 };
 
-std::string text_of(const char* what, size_t from) {
-  if (from == SIZE_MAX) return std::string(what) + " through slots";
-  return std::string(what) + " by reads from " + std::to_string(from >> 10) + " KiB on";
-}
-
 }  // namespace
 
-Result<ReadsFrom> measure_reads(int ranks, const TimeCollective& time) {
-  ReadsFrom reads;
-  if (Status s = reads_from(Collective::kAllGather, ranks, time).into(reads.gathers); !s) return s;
-  if (Status s = reads_from(Collective::kReduceScatter, ranks, time).into(reads.sums); !s) return s;
-  return reads;
+Result<size_t> measure_reads(int ranks, const TimeGather& time) {
+  size_t up_to = 0;
+  for (size_t bytes : kTried) {
+    if (bytes * static_cast<size_t>(ranks) > kTogether) break;
+    bool found = false;
+    if (Status s = pays(bytes, time).into(found); !s) return s;
+    if (!found) break;
+    up_to = 2 * bytes;  // half way to the next one, by factors
+  }
+  return up_to;
 }
 
-Result<ReadsFrom> measure_host(Engine& engine, Group& group,
-                               const std::function<void(const ReadsFrom&)>& use) {
+Result<size_t> measure_host(Engine& engine, Group& group, const std::function<void(size_t)>& use) {
   const uint64_t began = now_ns();
   const int ranks = group.ranks();
   const auto blocks = static_cast<size_t>(ranks) + 1;
-  auto memory = std::make_shared<std::vector<std::byte>>(blocks * largest(ranks));
-  auto times = std::make_shared<std::vector<std::byte>>(blocks * sizeof(double));
-  auto run = [&](Collective collective, size_t bytes, const Memory& in) {
-    auto operation = std::make_shared<Timed>(collective, bytes, ranks, in);
+  Memory memory, times = memory_of(blocks * sizeof(double));
+  auto run = [&](size_t bytes, const Memory& in) {
+    auto operation = std::make_shared<Timed>(bytes, ranks, in);
     group.submit(operation, {}, false);
     return engine.await(*operation);
   };
-  auto time = [&](Collective collective, size_t bytes, bool by_reads) -> Result<double> {
-    use(by_reads ? ReadsFrom{0, 0} : ReadsFrom());
+  auto time = [&](size_t bytes, bool by_reads) -> Result<double> {
+    if (memory == nullptr || memory->size() * kCacheLine < blocks * bytes)
+      memory = memory_of(blocks * bytes);
+    use(by_reads ? SIZE_MAX : 0);
     const uint64_t from = now_ns();
-    Status done = run(collective, bytes, memory);
+    Status done = run(bytes, memory);
     const auto mine = static_cast<double>(now_ns() - from);
     std::memcpy(times->data(), &mine, sizeof mine);
-    if (done) done = run(Collective::kAllGather, sizeof mine, times);
+    if (done) done = run(sizeof mine, times);
     if (!done) return done;
     std::vector<double> all(blocks);
-    std::memcpy(all.data(), times->data(), times->size());
+    std::memcpy(all.data(), times->data(), blocks * sizeof mine);
     return *std::max_element(all.begin(), all.end());
   };
   auto found = measure_reads(group.ranks(), time);
   if (found && log_enabled(LogLevel::kInfo))
-    log(LogLevel::kInfo, "inside this host: " + text_of(found.value()) + ", measured in " +
-                             std::to_string((now_ns() - began) / 1'000'000) + " ms");
+    log(LogLevel::kInfo, "inside this host: " + text_of_reads(found.value()) + ", measured in " +
+                             std::to_string((now_ns() - began) / 1'000) + " us");
   return found;
 }
 
-ReadsFrom usual_reads() { return {kTwoSlots, kTwoSlots}; }
+// The number is 0, a power of two, or SIZE_MAX.
+uint64_t word_of_reads(size_t up_to) { return 1 + static_cast<uint64_t>(std::bit_width(up_to)); }
 
-// The numbers are powers of two, or SIZE_MAX.
-uint64_t word_of(const ReadsFrom& reads) {
-  auto of = [](size_t from) { return static_cast<uint64_t>(std::bit_width(from)); };
-  return of(reads.gathers) << 8 | of(reads.sums);
+size_t reads_of(uint64_t word) {
+  if (word <= 1) return 0;
+  return word > 64 ? SIZE_MAX : size_t{1} << (word - 2);
 }
 
-ReadsFrom reads_of(uint64_t word) {
-  auto of = [](uint64_t width) {
-    return width == 0 || width > 63 ? SIZE_MAX : size_t{1} << (width - 1);
-  };
-  return {of(word >> 8 & 0xff), of(word & 0xff)};
-}
-
-std::string text_of(const ReadsFrom& reads) {
-  return text_of("gathers", reads.gathers) + ", " + text_of("sums", reads.sums);
+std::string text_of_reads(size_t up_to) {
+  if (up_to == 0) return "gathers through slots";
+  std::string limit = up_to == SIZE_MAX ? "" : " of up to " + std::to_string(up_to >> 10) + " KiB";
+  return "gathers of blocks" + limit + " by reads";
 }
 
 }  // namespace smddp

@@ -13,25 +13,21 @@
 
 namespace smddp {
 
-// Carries out a collective with so many bytes in each rank's block, by reads of the peers' memory or through slots.
+// Carries out an AllGather with so many bytes in each rank's block, by reads of the peers' memory or through slots.
 // Nanoseconds that the slowest rank took: the same on all ranks.
-using TimeCollective =
-    std::function<Result<double>(Collective collective, size_t bytes, bool by_reads)>;
+using TimeGather = std::function<Result<double>(size_t bytes, bool by_reads)>;
 
-// Of `ranks` ranks on one host, which call it together and get the same. About 10 ms with a core for each rank.
-Result<ReadsFrom> measure_reads(int ranks, const TimeCollective& time);
+// The largest block that is gathered by reads, 0: none (Shape::reads_up_to). Of `ranks` ranks on one host, which call it
+// together and get the same. With a core for each rank about 1 ms where reads do not pay, else 10.
+Result<size_t> measure_reads(int ranks, const TimeGather& time);
 
-// The same of a group that is used for nothing else yet. `use`: its operations go this way from now on.
-Result<ReadsFrom> measure_host(Engine& engine, Group& group,
-                               const std::function<void(const ReadsFrom&)>& use);
-
-// What to assume where reads are asked for, not measured.
-ReadsFrom usual_reads();
+// The same of a group that is used for nothing else yet. `use`: its gathers of up to so many bytes are reads from now on.
+Result<size_t> measure_host(Engine& engine, Group& group, const std::function<void(size_t)>& use);
 
 // A word for other ranks, which is 0 if nothing is known, and what it stands for.
-uint64_t word_of(const ReadsFrom& reads);
-ReadsFrom reads_of(uint64_t word);
-// For people: "gathers by reads from 512 KiB on, sums through slots".
-std::string text_of(const ReadsFrom& reads);
+uint64_t word_of_reads(size_t up_to);
+size_t reads_of(uint64_t word);
+// For people: "gathers of blocks of up to 4096 KiB by reads".
+std::string text_of_reads(size_t up_to);
 
 }  // namespace smddp

@@ -251,6 +251,12 @@ TEST(Failure, NoByteComesAfterTheError) {
       std::iota(everyone.begin(), everyone.end(), 0);
       std::mt19937 random(static_cast<unsigned>(c.rank));
       std::vector<float> in(1 << 19, 1.0f), out(in.size() * ranks);
+      unsigned whole = 0;  // ns of one, the second, as the first one connects
+      for (int i = 0; i < 2; ++i) {
+        const uint64_t began = now_ns();
+        ASSERT_TRUE(c.run(gather_of(in, out, c.ranks)).ok());
+        whole = static_cast<unsigned>(now_ns() - began);
+      }
       int broken = 0;
       for (int turn = 0; turn < 30; ++turn) {
         auto group = c.group.subgroup(c.store, "turn" + std::to_string(turn), everyone);
@@ -261,7 +267,7 @@ TEST(Failure, NoByteComesAfterTheError) {
         all.arrive_and_wait();
         group.value()->submit(op, {.coding = turn % 2 == 0 ? Coding::kOff : Coding::kOn}, true);
         if (turn % c.ranks == c.rank) {
-          std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
+          std::this_thread::sleep_for(std::chrono::nanoseconds(random() % (whole / 2)));
           group.value()->abort("asked to");
         }
         c.engine.wait(*op);

@@ -8,60 +8,55 @@
 namespace smddp {
 namespace {
 
-// Where reads take `gathers` or `sums` times as long as slots.
-TimeCollective host_where(double gathers, double sums, double slots_ns = 1e6) {
-  return [=](Collective collective, size_t, bool by_reads) -> Result<double> {
-    double ratio = collective == Collective::kAllGather ? gathers : sums;
-    return by_reads ? ratio * slots_ns : slots_ns;
+// Where reads of blocks of up to so many bytes take half the time of slots, and longer ones twice.
+TimeGather host_where(size_t up_to) {
+  return [=](size_t bytes, bool by_reads) -> Result<double> {
+    return by_reads ? (bytes <= up_to ? 5e5 : 2e6) : 1e6;
   };
 }
 
-ReadsFrom asked(int ranks, const TimeCollective& time) {
-  return measure_reads(ranks, time).value();
-}
+size_t asked(int ranks, const TimeGather& time) { return measure_reads(ranks, time).value(); }
 
 TEST(MeasuredHost, ReadsAreTakenWhereTheyPay) {
-  EXPECT_EQ(asked(2, host_where(0.8, 0.8)), usual_reads());
-  EXPECT_EQ(asked(2, host_where(1.1, 0.8)), (ReadsFrom{SIZE_MAX, 64 << 10}));
-  EXPECT_EQ(asked(2, host_where(0.97, 1.1)), ReadsFrom());  // within what a measurement can tell
-  TimeCollective only_large = [](Collective, size_t bytes, bool by_reads) -> Result<double> {
-    return by_reads ? (bytes > (1 << 20) ? 5e5 : 2e6) : 1e6;
-  };
-  EXPECT_EQ(asked(4, only_large), (ReadsFrom{512 << 10, 512 << 10}));
+  EXPECT_EQ(asked(2, host_where(0)), 0u);
+  EXPECT_EQ(asked(2, host_where(1 << 20)), 1u << 20);
+  EXPECT_EQ(asked(2, host_where(64 << 20)), 4u << 20);
+  TimeGather close = [](size_t, bool by_reads) -> Result<double> { return by_reads ? 0.97 : 1; };
+  EXPECT_EQ(asked(2, close), 0u);  // within what a measurement can tell
 }
 
-TEST(MeasuredHost, ADisturbedTurnDecidesNothing) {
+TEST(MeasuredHost, DisturbedTurnsDecideNothing) {
   int turn = 0;
-  TimeCollective disturbed = [&](Collective, size_t, bool by_reads) -> Result<double> {
-    bool late = turn++ / 2 % 4 == 2;  // one turn of each four
-    return (late ? 50 : 1) * (by_reads ? 5e5 : 1e6);
+  TimeGather disturbed = [&](size_t bytes, bool by_reads) -> Result<double> {
+    bool late = turn++ / 2 % 9 > 2;  // six of nine turns
+    return (late ? 50 : 1) * host_where(512 << 10)(bytes, by_reads).value();
   };
-  EXPECT_EQ(asked(2, disturbed), usual_reads());
+  EXPECT_EQ(asked(2, disturbed), 1u << 20);
 }
 
 TEST(MeasuredHost, RanksThatShareCoresAreNotAskedForLong) {
   int calls = 0;
-  TimeCollective slow = [&](Collective, size_t, bool by_reads) -> Result<double> {
+  TimeGather slow = [&](size_t, bool by_reads) -> Result<double> {
     ++calls;
     return by_reads ? 1e7 : 5e7;
   };
-  EXPECT_EQ(asked(8, slow), ReadsFrom());
-  EXPECT_EQ(calls, 2);
-  EXPECT_EQ(asked(1000, host_where(0.1, 0.1)), ReadsFrom());  // blocks would be small
+  EXPECT_EQ(asked(8, slow), 0u);
+  EXPECT_EQ(calls, 1);
+  EXPECT_EQ(asked(32, host_where(64 << 20)), 1u << 20);  // 2 MiB of each rank would be too much
+  EXPECT_EQ(asked(1000, host_where(64 << 20)), 0u);
 }
 
 TEST(MeasuredHost, AFailureIsPassedOn) {
-  TimeCollective fails = [](Collective, size_t, bool) -> Result<double> {
+  TimeGather fails = [](size_t, bool) -> Result<double> {
     return Status(Code::kPeerLost, "rank 1 is lost");
   };
   EXPECT_EQ(measure_reads(2, fails).status().message(), "rank 1 is lost");
 }
 
 TEST(MeasuredHost, AWordStandsForWhatIsKnown) {
-  for (const ReadsFrom& reads : {ReadsFrom(), usual_reads(), ReadsFrom{512 << 10, SIZE_MAX},
-                                 ReadsFrom{SIZE_MAX, 64 << 10}}) {
-    EXPECT_EQ(reads_of(word_of(reads)), reads);
-    EXPECT_NE(word_of(reads), 0u);
+  for (size_t up_to : {size_t{0}, size_t{256} << 10, size_t{4} << 20, SIZE_MAX}) {
+    EXPECT_EQ(reads_of(word_of_reads(up_to)), up_to);
+    EXPECT_NE(word_of_reads(up_to), 0u);
   }
 }
 

@@ -49,16 +49,17 @@ TEST(Selector, PartialSumsOfManyHostsStayBounded) {
   }
 }
 
-TEST(Selector, LargeFragmentsAreReadDirectlyInsideAHostWhereThatPays) {
-  auto gather = Collective::kAllGather, scatter = Collective::kReduceScatter;
-  ReadsFrom both{64 << 10, 64 << 10}, sums{SIZE_MAX, 512 << 10};
-  EXPECT_FALSE(read_directly(gather, 1 << 10, {4, 1, both}));
-  EXPECT_TRUE(read_directly(gather, 1 << 20, {4, 1, both}));
-  EXPECT_FALSE(read_directly(gather, 1 << 20, {4, 1, {}}));
-  EXPECT_FALSE(read_directly(gather, 1 << 20, {4, 2, both}));
-  EXPECT_FALSE(read_directly(gather, 1 << 20, {4, 1, sums}));
-  EXPECT_TRUE(read_directly(scatter, 1 << 20, {4, 1, sums}));
-  EXPECT_FALSE(read_directly(scatter, 512 << 10, {4, 1, sums}));
+TEST(Selector, BlocksAreReadDirectlyInsideAHostWhereThatPays) {
+  auto gather = Collective::kAllGather;
+  const size_t up_to = 1 << 20;
+  EXPECT_FALSE(read_directly(gather, 64 << 10, {4, 1, up_to}));
+  EXPECT_TRUE(read_directly(gather, 128 << 10, {4, 1, up_to}));
+  EXPECT_TRUE(read_directly(gather, up_to, {4, 1, up_to}));
+  EXPECT_FALSE(read_directly(gather, up_to + 1, {4, 1, up_to}));
+  EXPECT_FALSE(read_directly(gather, 128 << 10, {4, 1, 0}));
+  EXPECT_FALSE(read_directly(gather, 128 << 10, {4, 2, up_to}));
+  EXPECT_FALSE(read_directly(Collective::kReduceScatter, 128 << 10, {4, 1, up_to}));
+  EXPECT_FALSE(read_directly(Collective::kAllReduce, 128 << 10, {4, 1, up_to}));
 }
 
 TEST(Selector, SharedMemoryIsReadInPlaceExceptInSmallAllReduces) {
