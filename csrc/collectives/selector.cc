@@ -47,7 +47,9 @@ constexpr double kHeaderBytes = 256;
 constexpr size_t kSavesMessages = 64 << 10;
 // An AllReduce in one exchange saves a wait, but each rank reads all that the others push. So a rank's
 // vector fits a slot, and a rank reads no more from all others than it copies in the time of that wait. With two ranks a
-// full slot took 5.4 us for 6.7 (2026-11-21, AMD EPYC). Not measured: more ranks.
+// full slot took 5.4 us for 6.7 (2026-11-21, AMD EPYC). Four and eight ranks on two cores, where a wait is a switch of
+// threads, would gain by 256 KiB, 0.6 to 0.8 of the time at 16 and 32 KiB (2026-11-29-constants); ranks with a core each were
+// not at hand.
 constexpr size_t kWholeBytes = intranode::kSlotBytes;
 constexpr size_t kWholeFromAll = 64 << 10;
 // So much is copied in and out of slots in less time than the system call of a read takes: 32 KiB take as long both ways, 128
@@ -158,8 +160,7 @@ bool takes_one_exchange(const Query& query, const Choice& choice, const Shape& s
   if (ranks == 1) return false;
   if (!sums(query.collective)) return nodes == 1 && query.block_bytes <= kWholeBytes;
   if (query.block_bytes > kWholeBytes / ranks) return false;
-  if (query.collective == Collective::kReduceScatter)
-    return nodes == 1 && query.block_bytes < kSharedPiece;
+  if (query.collective == Collective::kReduceScatter) return nodes == 1;
   if (vector * (here - 1) > kWholeFromAll) return false;
   if (nodes == 1) return true;
   const Dtype sum = whole_sum_type(query.dtype, shape);

@@ -13,7 +13,7 @@ namespace smddp::kernels {
 namespace {
 
 // For shorter copies memcpy is faster; glibc's takes rep movsb for longer ones, which is slow between aliasing pages
-// (2026-11-21, AMD EPYC). Not measured: the size.
+// (2026-11-21, AMD EPYC). With 512 bytes and 8 KiB collectives take as long (2026-11-29-constants).
 constexpr size_t kVectorCopy = 2 << 10;
 
 bool processor_has(Isa isa) {

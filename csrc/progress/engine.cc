@@ -27,12 +27,14 @@ constexpr std::chrono::milliseconds kIdleLook(50);
 // host takes 15.6 us from torch, and 35 where each message wakes that thread (2026-11-28, Intel Xeon). Not measured: other
 // times.
 constexpr std::chrono::microseconds kMoment(200);
-// So many times it looks again after a message, so that the next message need not wake it. Not measured.
+// So many times it looks again after a message, so that the next message need not wake it. 5 and 1,000 take as long
+// (2026-11-29-constants, AMD EPYC).
 constexpr int kMoments = 50;
 // While something moves, groups check for late or dead ranks once in this many passes: a look at the clock takes
-// 50 ns, a call of 1 KiB inside a host 600 (2026-11-22, AMD EPYC). Not measured: other numbers.
+// 50 ns, a call of 1 KiB inside a host 600 (2026-11-22, AMD EPYC). With 128 it takes as long (2026-11-29-constants).
 constexpr uint32_t kPassesPerWatch = 1024;
-// A driver that yields to a thread that waits for the lock yields at most so often. Not measured.
+// A driver that yields to a thread that waits for the lock yields at most so often. 1,000 times: no difference but noise
+// (2026-11-29-constants, AMD EPYC).
 constexpr int kYieldsToContenders = 64;
 
 }  // namespace

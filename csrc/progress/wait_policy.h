@@ -63,7 +63,7 @@ class WaitPolicy {
  private:
   // Inside a host: a microsecond or two. A yield is a system call of 0.3 us (2026-11-21, AMD EPYC). To poll the network
   // takes a system call, and its data comes through the kernel, which may need this core: then a thread polls
-  // once (1 MiB on 4 x 1: 7.0 ms for 7.3). Not measured: other numbers inside a host.
+  // once (1 MiB on 4 x 1: 7.0 ms for 7.3). Inside a host 8 and 128 take as long (2026-11-29-constants).
   static constexpr int kPolls = 32;
   // No thread waits for the work that the background thread drives, so threads that compute make
   // better use of the core. Between hosts the background thread does not yield at all: on a core
