@@ -127,8 +127,9 @@ struct Choice {
 
 // `sums`: partial sums have no joint pattern, because each rail sums its own blocks.
 Choice choose_pattern(size_t block_bytes, bool sums, const Shape& shape, Algorithm wanted) {
+  if (shape.nodes == 1) return {Pattern::kDirect, 0};
   bool may_log = shape.equal_nodes && shape.nodes > 2;
-  bool may_join = !sums && shape.nodes > 1 && shape.ranks >= 2 * shape.nodes;
+  bool may_join = !sums && shape.ranks >= 2 * shape.nodes;
   auto bytes = static_cast<double>(block_bytes);
   if (wanted == Algorithm::kLog && may_log) return {Pattern::kLog, log_ns(bytes, shape)};
   if (wanted == Algorithm::kJoint && may_join) return {Pattern::kJoint, joint_ns(bytes, shape)};
@@ -178,7 +179,9 @@ size_t step_bytes(const NetworkModel& network) {
 
 // A flow of S bytes goes in chunks of c bytes through two stages, the wire and the host. That takes
 // (S/c + 1)(overhead + c/B), which has its minimum at c = sqrt(S * overhead * B).
-size_t choose_chunk(size_t fragment_bytes, const NetworkModel& network) {
+size_t choose_chunk(size_t fragment_bytes, const Shape& shape) {
+  if (shape.nodes == 1) return kSmallestChunk;
+  const NetworkModel& network = shape.network;
   double in_overhead = std::max(kLeastInOverhead, network.overhead_ns * network.bytes_per_ns);
   double best = std::sqrt(static_cast<double>(fragment_bytes) * in_overhead);
   return std::bit_floor(std::clamp(static_cast<size_t>(best), kSmallestChunk, kLargestChunk));
@@ -213,8 +216,7 @@ Plan plan_of_one_block(const Query& query, const Shape& shape) {
   bool tree = query.collective == Collective::kBroadcast && shape.nodes > 2 && shape.equal_nodes;
   bool whole = is_message(query.collective) && shape.nodes == 1 && shape.ranks > 1 &&
                bytes <= kLeastMessagePart;
-  return {tree ? Pattern::kLog : Pattern::kDirect, bytes, choose_chunk(bytes, shape.network),
-          whole};
+  return {tree ? Pattern::kLog : Pattern::kDirect, bytes, choose_chunk(bytes, shape), whole};
 }
 
 // What a rank's share of the NICs carries in so many latencies and two overheads, and `more` bytes.
@@ -261,7 +263,7 @@ Plan select(const Query& query, const Shape& shape, const Tuning& tuning) {
       choose_pattern(std::min(fragment_bytes, query.block_bytes), sums, shape, tuning.algorithm);
   bool whole = query.block_bytes <= fragment_bytes && takes_one_exchange(query, choice, shape);
   return {whole ? Pattern::kDirect : choice.pattern, fragment_bytes,
-          choose_chunk(fragment_bytes, shape.network), whole};
+          choose_chunk(fragment_bytes, shape), whole};
 }
 
 // What the host's NICs carry in a millisecond, at least 1 MiB (the least that a port of a common switch
