@@ -101,8 +101,7 @@ class AllGather final : public Fragment {
 
 void AllGather::start() {
   Rank me = members_.rank();
-  direct_ = read_directly(gathers_sums_ ? Collective::kAllReduce : Collective::kAllGather, limit_,
-                          shape_);
+  direct_ = read_directly(operation_->collective, limit_, shape_);
   streaming_ = streams();
   expect_pieces();
   received_.assign(static_cast<size_t>(members_.ranks()), 0);

@@ -8,9 +8,10 @@
 #include <memory>
 #include <vector>
 
+#include "common/align.h"
 #include "common/clock.h"
 #include "common/log.h"
-#include "intranode/outbox.h"
+#include "common/processor.h"
 
 namespace smddp {
 namespace {
@@ -52,7 +53,7 @@ struct alignas(kCacheLine) Line {
 using Memory = std::shared_ptr<std::vector<Line>>;
 
 Memory memory_of(size_t bytes) {
-  return std::make_shared<std::vector<Line>>((bytes + kCacheLine - 1) / kCacheLine);
+  return std::make_shared<std::vector<Line>>(align_up(bytes, kCacheLine) / kCacheLine);
 }
 
 // Of blocks of so many bytes of each rank. Keeps its memory, which peers may read until a broken group is closed.
@@ -107,7 +108,7 @@ Result<size_t> measure_host(Engine& engine, Group& group, const std::function<vo
     std::memcpy(all.data(), times->data(), blocks * sizeof mine);
     return *std::max_element(all.begin(), all.end());
   };
-  auto found = measure_reads(group.ranks(), time);
+  auto found = measure_reads(ranks, time);
   if (found && log_enabled(LogLevel::kInfo))
     log(LogLevel::kInfo, "inside this host: " + text_of_reads(found.value()) + ", measured in " +
                              std::to_string((now_ns() - began) / 1'000) + " us");

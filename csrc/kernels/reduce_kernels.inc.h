@@ -98,7 +98,7 @@ struct Reduction {
   }
 
   static void run(char* to, const Sources& from, size_t bytes, int by, bool streaming) {
-    // At once. Of bf16 2 took up to 1.07 of its time, 8 up to 1.11; fp32 is the same (2026-11-29-constants, AMD EPYC).
+    // At once. Of bf16 2 took up to 1.07 of its time, 8 up to 1.12; fp32 is the same (2026-11-29-constants, AMD EPYC).
     constexpr int kVectors = 4;
     Divisor<Sum> divisor(by);
     size_t at = 0;
