@@ -300,7 +300,7 @@ AllGather::NextPiece AllGather::next_piece() {
 }
 
 std::vector<Extent> AllGather::exposed(const Source& source, size_t bytes) const {
-  if (bytes <= intranode::kSlotBytes) return {};
+  if (bytes < intranode::kSlotBytes) return {};
   const Blocks& blocks = source.flow == nullptr ? own_.blocks() : operation_->output;
   Rank block = source.flow == nullptr ? own_.block() : source.shard;
   return readable(blocks, block, begin_ + source.pushed, bytes, direct_);

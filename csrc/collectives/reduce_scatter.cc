@@ -20,6 +20,7 @@
 
 #include "collectives/block_sums.h"
 #include "collectives/fragment.h"
+#include "common/processor.h"
 #include "common/small_vector.h"
 #include "kernels/reduce.h"
 #include "topology/pattern.h"
@@ -34,6 +35,11 @@ using intranode::Piece;
 // AMD EPYC). Of one piece 1.06 to 1.11 of the time over the loopback, of 16 pieces 0.93 to 0.97, and as long at 1 Gbit/s
 // (2026-11-29-constants).
 constexpr int kPiecesPerPass = 4;
+
+// Of peers' memory, read before it is summed, of all peers together. 128 KiB take up to 1.05 of its time, 32 KiB 1.2
+// (2026-11-29-intel-xeon).
+constexpr size_t kFetchedBytes = 256 << 10;
+static_assert(kFetchedBytes >= BlockSums::kElements * 8);
 
 struct BlockPiece {
   int position = 0;  // of the block in the order of the host
@@ -93,8 +99,9 @@ class ReduceScatter final : public Fragment {
   // As much of the next `limit` bytes of the wanted piece as lies end to end everywhere, in one pass,
   // straight into the result. 0 if the sources can't be read in place, or if their sum isn't the result.
   size_t sum_in_one_pass(size_t at, size_t limit);
-  // Bytes of the piece at the head of inbox i, where they lie or fetched; nullptr: the group has failed.
-  const std::byte* peer_bytes(int i, size_t offset, size_t bytes);
+  // Bytes of the piece at the head of inbox i, where they lie or fetched, to byte `room` of the memory for that, where they stay
+  // until others are; nullptr: the group has failed.
+  const std::byte* peer_bytes(int i, size_t offset, size_t bytes, size_t room = 0);
   // The inbox of the rank at `position` among the ranks of the host, which is not own_position_.
   int inbox_at(int position) const { return position < own_position_ ? position : position - 1; }
 
@@ -103,6 +110,7 @@ class ReduceScatter final : public Fragment {
   SmallVector<Rank, 16> order_;  // of the blocks, the same on all ranks of the host
   bool alone_ = false;           // on its host
   int own_position_ = 0;         // among the ranks of the host
+  bool direct_ = false;          // peers read memory that is not shared, too
   bool pushed_ = false;
   BlockPiece next_to_push_, wanted_;
   BlockSums::Sources sources_;
@@ -111,13 +119,16 @@ class ReduceScatter final : public Fragment {
 void ReduceScatter::start() {
   alone_ = local_.count() == 0;
   own_position_ = members_.topology().local_index(members_.rank());
+  // Of several tensors each would take a system call.
+  direct_ = part_ == nullptr && operation_->tensors == 1 &&
+            read_directly(operation_->collective, limit_, shape_);
   expect_pieces();
   const Topology& topology = members_.topology();
   for (int i = 1; i <= topology.nodes(); ++i) {
     int node = (topology.node_of(members_.rank()) + i) % topology.nodes();
     for (Rank block : topology.node(node)) order_.push_back(block);
   }
-  sums_.start(streams());
+  sums_.start(part_ == nullptr && streams());  // an AllReduce reads its sums again at once
   make_flows();
   pushed_ = alone_;
   if (!alone_) {
@@ -204,17 +215,18 @@ bool ReduceScatter::sums_here(Rank block) const {
 
 BlockPiece ReduceScatter::next_piece(BlockPiece piece, bool here) const {
   const Blocks& blocks = operation_->input;
+  const size_t most = direct_ ? kDirectPiece : intranode::kSlotBytes;
   size_t largest = std::min(limit_, blocks.largest() > begin_ ? blocks.largest() - begin_ : 0);
   for (;;) {
     if (++piece.position == members_.ranks()) {
       piece.position = 0;
-      piece.offset += intranode::kSlotBytes;
+      piece.offset += most;
     }
     if (piece.offset >= largest) return {};
     piece.block = order_[static_cast<size_t>(piece.position)];
     size_t size = part(blocks, piece.block);
     if (piece.offset >= size || sums_here(piece.block) != here) continue;
-    piece.bytes = std::min(intranode::kSlotBytes, size - piece.offset);
+    piece.bytes = std::min(most, size - piece.offset);
     return piece;
   }
 }
@@ -241,7 +253,7 @@ bool ReduceScatter::push_one() {
 
 std::vector<Extent> ReduceScatter::exposed(const BlockPiece& piece) const {
   if (piece.bytes < kSharedPiece) return {};
-  return readable(operation_->input, piece.block, begin_ + piece.offset, piece.bytes, false);
+  return readable(operation_->input, piece.block, begin_ + piece.offset, piece.bytes, direct_);
 }
 
 bool ReduceScatter::align_heads() {
@@ -306,6 +318,8 @@ size_t ReduceScatter::sum_in_one_pass(size_t at, size_t limit) {
   std::byte *own = nullptr, *to = nullptr;
   size_t n = std::min({limit, sums_.result_run(sum, at, &to),
                        operation_->input.contiguous(wanted_.block, begin_ + at, &own)});
+  const size_t room = kFetchedBytes / static_cast<size_t>(local_.count()) / kCacheLine * kCacheLine;
+  if (direct_) n = std::min(n, room);
   sources_.clear();
   for (int position = 0; position <= local_.count(); ++position) {
     if (position == own_position_) {
@@ -314,16 +328,21 @@ size_t ReduceScatter::sum_in_one_pass(size_t at, size_t limit) {
     }
     int i = inbox_at(position);
     const std::byte* theirs = nullptr;
-    n = std::min(n, reach(i, at - head(i)->offset, &theirs));
+    if (direct_) {
+      theirs = peer_bytes(i, at, n, static_cast<size_t>(i) * room);
+      if (theirs == nullptr) return 0;
+    } else {
+      n = std::min(n, reach(i, at - head(i)->offset, &theirs));
+    }
     sources_.push_back(theirs);
   }
   if (n == 0) return 0;
   sums_.reduce(sum, to, n, sources_);
-  for (int i = 0; i < local_.count(); ++i) count(*head(i), n, false);
+  for (int i = 0; i < local_.count() && !direct_; ++i) count(*head(i), n, false);
   return n;
 }
 
-const std::byte* ReduceScatter::peer_bytes(int i, size_t offset, size_t bytes) {
+const std::byte* ReduceScatter::peer_bytes(int i, size_t offset, size_t bytes, size_t room) {
   intranode::Inbox& inbox = local_.inbox(i);
   const Piece& head = *this->head(i);
   size_t into = offset - head.offset;
@@ -331,11 +350,11 @@ const std::byte* ReduceScatter::peer_bytes(int i, size_t offset, size_t bytes) {
   bool here = reach(i, into, &at) >= bytes;
   count(head, bytes, !here);
   if (here) return at;
-  alignas(64) static thread_local std::byte scratch[BlockSums::kElements * 8];
-  Extent to{scratch, bytes};
+  alignas(kCacheLine) static thread_local std::byte fetched[kFetchedBytes];
+  Extent to{fetched + room, bytes};
   Status read = intranode::single_copy_read(inbox.pid(), inbox.extents(lane_), head.extents, into,
                                             bytes, &to, 1);
-  if (read.ok()) return scratch;
+  if (read.ok()) return to.address;
   fail_read(i, read);
   return nullptr;
 }

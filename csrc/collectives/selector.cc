@@ -52,9 +52,10 @@ constexpr size_t kSavesMessages = 64 << 10;
 // not at hand.
 constexpr size_t kWholeBytes = intranode::kSlotBytes;
 constexpr size_t kWholeFromAll = 64 << 10;
-// So much is copied in and out of slots in less time than the system call of a read takes: 32 KiB take as long both ways, 128
-// KiB half as long by reads (2026-11-28-intel-xeon).
-constexpr size_t kCheapInSlots = 2 * intranode::kSlotBytes;
+// The smallest blocks that are read from a peer's memory where reads pay: less is copied in and out of slots in the time of the
+// system call. Of slots' time gathers took 1.0, 0.9, 0.65 with blocks of 16, 32, 64 KiB, sums 1.0 to 1.1, 0.8 to 1.0, 0.7 to
+// 0.9 with 32, 64, 128 KiB (2026-11-29-intel-xeon).
+constexpr size_t kLeastRead = intranode::kSlotBytes, kLeastSummed = 2 * intranode::kSlotBytes;
 // Smaller chunks cost more processor time than they save: chunks as small as a message already took some per cent longer
 // on 4 x 1 (2026-11-25, AMD EPYC). Larger ones do not fit a send buffer.
 constexpr size_t kSmallestChunk = transport::kEagerPayload;
@@ -159,6 +160,7 @@ bool takes_one_exchange(const Query& query, const Choice& choice, const Shape& s
   auto ranks = static_cast<size_t>(shape.ranks), nodes = static_cast<size_t>(shape.nodes);
   size_t here = (ranks + nodes - 1) / nodes, vector = query.block_bytes * ranks;
   if (ranks == 1) return false;
+  if (read_directly(query.collective, query.block_bytes, shape)) return false;
   if (!sums(query.collective)) return nodes == 1 && query.block_bytes <= kWholeBytes;
   if (query.block_bytes > kWholeBytes / ranks) return false;
   if (query.collective == Collective::kReduceScatter) return nodes == 1;
@@ -251,8 +253,11 @@ Plan select(const Query& query, const Shape& shape, const Tuning& tuning) {
   bool sums = smddp::sums(query.collective);
   if (sums) limit = bound_by_staging(limit, shape);
   if (shape.nodes > 2) limit = std::min(limit, step_bytes(shape.network));
-  // An AllReduce is cut into parts, so that the gather of one part overlaps the sums of the next.
-  if (query.collective == Collective::kAllReduce) limit = std::min(limit, kStagingBytes);
+  // An AllReduce is cut into parts, so that the gather of one part overlaps the sums of the next, and finds them in a cache if it
+  // reads them there.
+  if (query.collective == Collective::kAllReduce)
+    limit = std::min(
+        limit, read_directly(query.collective, kDirectPiece, shape) ? kDirectPiece : kStagingBytes);
   if (query.collective != Collective::kReduceScatter) {
     limit = bound(limit, tuning.allgather_bucket_bytes, shape.ranks);
     limit = bound(limit, tuning.allgather_bucket_elements * query.element_size, shape.ranks);
@@ -294,8 +299,19 @@ size_t send_window_bytes(const Shape& shape, size_t chunk_bytes, size_t rails) {
 }
 
 bool read_directly(Collective collective, size_t block_bytes, const Shape& shape) {
-  return shape.nodes == 1 && !is_message(collective) && !sums(collective) &&
-         block_bytes > kCheapInSlots && block_bytes <= shape.reads_up_to;
+  if (shape.nodes > 1 || block_bytes > shape.reads_up_to) return false;
+  switch (collective) {
+    case Collective::kReduceScatter:
+      return block_bytes >= kLeastSummed;
+    case Collective::kAllReduce:
+      return block_bytes >= kDirectPiece;
+    case Collective::kReduce:
+    case Collective::kSend:
+    case Collective::kReceive:
+      return false;
+    default:
+      return block_bytes >= kLeastRead;
+  }
 }
 
 bool read_shared(Collective collective, size_t bytes) {

@@ -38,8 +38,8 @@ struct Tuning {
 struct Shape {
   int ranks = 1;
   int nodes = 1;  // hosts
-  // Blocks of more than two slots and at most so many bytes are read straight from the memory of the host's other ranks
-  // (process_vm_readv) instead of through slots. 0: none.
+  // Blocks of at most so many bytes may be read straight from the memory of the host's other ranks (process_vm_readv)
+  // instead of through slots: read_directly() says which. 0: none.
   size_t reads_up_to = 0;
   bool equal_nodes = true;  // as many ranks on each host
   NetworkModel network;
@@ -86,9 +86,9 @@ size_t reach_bytes(const Shape& shape, size_t chunk_bytes, size_t rails);
 size_t send_window_bytes(const Shape& shape, size_t chunk_bytes, size_t rails);
 
 // Inside a host: true if a block of so many bytes is read straight from the peers' memory instead of through slots. It
-// is not if the network sets the pace: slots keep up with the network, in smaller pieces. Nor is what is summed, and what
-// an AllReduce gathers after that: reads took 1.1 to 4.7 times as long (2026-11-27-ways-inside-a-host, AMD EPYC;
-// 2026-11-28-intel-xeon).
+// is not if the network sets the pace: slots keep up with the network, in smaller pieces. Of an AllReduce only the sums that
+// it gathers are read: where their inputs are read as well it takes as long, where less than a direct piece is gathered so
+// 1.0 to 1.3 times as long (2026-11-29-intel-xeon). Nor is the input of a Reduce, which one rank would read alone.
 bool read_directly(Collective collective, size_t block_bytes, const Shape& shape);
 // Inside a host: a message goes in parts of at least this size, one after another, so that both ranks copy at the same
 // time. Measured: all_to_all.cc.
@@ -98,7 +98,8 @@ inline constexpr size_t kLeastMessagePart = 8 << 10;
 // (2026-11-29-constants, AMD EPYC).
 inline constexpr size_t kSharedPiece = 8 << 10;
 // The largest piece that is read straight from a peer's memory: of a larger one, no byte is passed on before all are
-// read. Not measured.
+// read. Sums of an AllReduce are gathered in such parts: 4 MiB in place of 1 took 1.4 times as long, 256 KiB to 1.5 MiB as
+// long (2026-11-29-intel-xeon).
 inline constexpr size_t kDirectPiece = 1 << 20;
 
 // Inside a host: true if memory that the ranks share is read where it lies. It is not in an AllReduce of

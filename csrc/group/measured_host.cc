@@ -16,15 +16,18 @@
 namespace smddp {
 namespace {
 
-// Blocks that are timed. Where reads do not pay for one, they do not for smaller or larger ones: of slots' time they took 0.5,
-// 0.6, 0.9, 1.0, 1.1 with 128 KiB, 512 KiB, 2, 8, 32 MiB on an Intel Xeon (2026-11-28-intel-xeon), 1.4 to 1.6 on an AMD
-// EPYC. With 128 KiB the first calls would tell how slots grow warm. Each takes a fraction of a scheduler's tick: where
-// the ranks are disturbed, most turns still are not.
-constexpr size_t kTried[] = {512 << 10, 2 << 20};
+// Blocks that are timed, one after another as long as reads pay, and how large blocks are read if they do. Of slots' time reads
+// took 0.5, 0.6, 0.9, 1.0, 1.1 with blocks of 128 KiB, 512 KiB, 2, 8, 32 MiB on one Intel Xeon (2026-11-28-intel-xeon), 0.6,
+// 0.55, 0.75, 0.7, 1.13 on another (2026-11-29-intel-xeon), 1.4 to 1.6 on an AMD EPYC. With 128 KiB the first calls would tell
+// how slots grow warm. Each takes a fraction of a scheduler's tick: where the ranks are disturbed, most turns still are not.
+struct Tried {
+  size_t bytes, up_to;
+};
+constexpr Tried kTried[] = {{512 << 10, 1 << 20}, {2 << 20, 16 << 20}};
 // Of all ranks' blocks together, so that the answer takes no longer on a host of many ranks.
 constexpr size_t kTogether = 16 << 20;
-// With three turns of 2 MiB, in a host where other processes started, two ranks took reads that cost 1.5 times as much.
-constexpr int kTurns = 8;
+// Beside a busy loop per core two ranks found the same in 10 of 10 starts (2026-11-29-intel-xeon).
+constexpr int kTurns = 4;
 // The ranks of a host that take so long share cores: what they would find is who had one.
 constexpr double kTooLongNs = 10e6;
 // Less is what two turns of the same differ by.
@@ -35,12 +38,15 @@ Result<bool> pays(size_t bytes, const TimeGather& time) {
   std::array<double, 2> best;
   best.fill(std::numeric_limits<double>::max());
   for (int turn = 0; turn <= kTurns; ++turn) {
-    for (bool by_reads : {false, true}) {
+    // Of two calls the second counts, which finds in the caches what calls of its own way left there. Of calls in turns
+    // reads of 2 MiB took 0.9 of slots' time, one way for long 0.75 (2026-11-29-intel-xeon).
+    for (int call = 0; call < 4; ++call) {
+      bool by_reads = call > 1;
       auto took = time(bytes, by_reads);
       if (!took) return took.status();
       if (turn == 0 && took.value() > kTooLongNs) return false;
       // The first turn also pays for new memory.
-      if (turn > 0) best[by_reads] = std::min(best[by_reads], took.value());
+      if (turn > 0 && call % 2 == 1) best[by_reads] = std::min(best[by_reads], took.value());
     }
   }
   return best[1] < kWins * best[0];
@@ -74,12 +80,12 @@ class Timed final : public Operation {
 
 Result<size_t> measure_reads(int ranks, const TimeGather& time) {
   size_t up_to = 0;
-  for (size_t bytes : kTried) {
-    if (bytes * static_cast<size_t>(ranks) > kTogether) break;
+  for (const Tried& tried : kTried) {
+    if (tried.bytes * static_cast<size_t>(ranks) > kTogether) break;
     bool found = false;
-    if (Status s = pays(bytes, time).into(found); !s) return s;
+    if (Status s = pays(tried.bytes, time).into(found); !s) return s;
     if (!found) break;
-    up_to = 2 * bytes;  // half way to the next one, by factors
+    up_to = tried.up_to;
   }
   return up_to;
 }

@@ -18,7 +18,7 @@ namespace smddp {
 using TimeGather = std::function<Result<double>(size_t bytes, bool by_reads)>;
 
 // The largest block that is gathered by reads, 0: none (Shape::reads_up_to). Of `ranks` ranks on one host, which call it
-// together and get the same. 5 ms for two ranks where reads do not pay (AMD EPYC), and 2 MiB are timed only where they do.
+// together and get the same. For two ranks 16 to 20 ms where reads pay (Intel Xeon).
 Result<size_t> measure_reads(int ranks, const TimeGather& time);
 
 // The same of a group that is used for nothing else yet. `use`: its gathers of up to so many bytes are reads from now on.

@@ -38,9 +38,9 @@ void store(void* destination, const void* accumulator, size_t count, Dtype dtype
 // Divides a floating accumulator: the last step of kAvg.
 void divide(void* accumulator, size_t count, Dtype accumulator_type, int divisor);
 
-// memcpy, with `streaming` as in reduce(). It does not use `rep movsb`, which glibc's memcpy uses for long
-// copies. On some processors (Zen 3 and 4) that is several times slower if the low 12 bits of the two
-// addresses are close together, as they are in pages of shared segments.
+// memcpy, with `streaming` as in reduce(). Only on Intel's processors it uses `rep movsb`, which glibc's memcpy uses for
+// long copies. On others (Zen 3 and 4) that is several times slower if the low 12 bits of the two addresses are close
+// together, as they are in pages of shared segments.
 void copy(void* to, const void* from, size_t bytes, bool streaming);
 // The same to two places, with one read. `streaming` applies to the first.
 void copy_twice(void* to, void* also, const void* from, size_t bytes, bool streaming);

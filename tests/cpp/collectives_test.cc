@@ -167,7 +167,6 @@ TEST_P(Layouts, AllGatherOfAList) {
 }
 
 TEST_P(Layouts, ReduceScatter) {
-  gathers_ = false;
   run([tuning = tuning()](RankContext& c) {
     for (size_t size : kSizes) {
       Vector<int64_t> in(size * static_cast<size_t>(c.ranks)), out(size, -1);
@@ -360,6 +359,28 @@ TEST_P(Layouts, AllReduceInManyFragments) {
       }
     }
   });
+}
+
+// Parts of a MiB and a smaller one, at the owner's until all have read them.
+TEST(Collectives, SumsOfAnAllReduceAreReadWhereTheyAre) {
+  for (const char* layout : {"AA", "AAA"}) {
+    run_world(layout, [](RankContext& c) {
+      std::vector<double> data(static_cast<size_t>(c.ranks) * 160'000 + 1);
+      for (int turn = 1; turn < 4; ++turn) {
+        for (size_t i = 0; i < data.size(); ++i)
+          data[i] = static_cast<double>(value(turn * c.rank, i));
+        auto op = all_reduce_of(data, c.ranks, Dtype::kFloat64, ReduceOp::kSum);
+        ASSERT_TRUE(c.run(op).ok());
+        EXPECT_GT(op->taken.single_copy, 0u);
+        for (size_t i = 0; i < data.size(); ++i) {
+          int64_t sum = 0;
+          for (int r = 0; r < c.ranks; ++r) sum += value(turn * r, i);
+          ASSERT_EQ(data[i], static_cast<double>(sum));
+        }
+        std::fill(data.begin(), data.end(), -1);  // nobody reads it any more
+      }
+    });
+  }
 }
 
 TEST_P(Layouts, ManyInFlightOfAllKinds) {

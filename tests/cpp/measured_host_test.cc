@@ -20,7 +20,7 @@ size_t asked(int ranks, const TimeGather& time) { return measure_reads(ranks, ti
 TEST(MeasuredHost, ReadsAreTakenWhereTheyPay) {
   EXPECT_EQ(asked(2, host_where(0)), 0u);
   EXPECT_EQ(asked(2, host_where(1 << 20)), 1u << 20);
-  EXPECT_EQ(asked(2, host_where(64 << 20)), 4u << 20);
+  EXPECT_EQ(asked(2, host_where(64 << 20)), 16u << 20);
   TimeGather close = [](size_t, bool by_reads) -> Result<double> { return by_reads ? 0.97 : 1; };
   EXPECT_EQ(asked(2, close), 0u);  // within what a measurement can tell
 }
@@ -28,7 +28,7 @@ TEST(MeasuredHost, ReadsAreTakenWhereTheyPay) {
 TEST(MeasuredHost, DisturbedTurnsDecideNothing) {
   int turn = 0;
   TimeGather disturbed = [&](size_t bytes, bool by_reads) -> Result<double> {
-    bool late = turn++ / 2 % 9 > 2;  // six of nine turns
+    bool late = turn++ / 4 % 5 > 1;  // three of five turns
     return (late ? 50 : 1) * host_where(512 << 10)(bytes, by_reads).value();
   };
   EXPECT_EQ(asked(2, disturbed), 1u << 20);

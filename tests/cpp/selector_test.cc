@@ -52,14 +52,25 @@ TEST(Selector, PartialSumsOfManyHostsStayBounded) {
 TEST(Selector, BlocksAreReadDirectlyInsideAHostWhereThatPays) {
   auto gather = Collective::kAllGather;
   const size_t up_to = 1 << 20;
-  EXPECT_FALSE(read_directly(gather, 64 << 10, {4, 1, up_to}));
-  EXPECT_TRUE(read_directly(gather, 128 << 10, {4, 1, up_to}));
+  EXPECT_FALSE(read_directly(gather, 31 << 10, {4, 1, up_to}));
+  EXPECT_TRUE(read_directly(gather, 32 << 10, {4, 1, up_to}));
   EXPECT_TRUE(read_directly(gather, up_to, {4, 1, up_to}));
   EXPECT_FALSE(read_directly(gather, up_to + 1, {4, 1, up_to}));
   EXPECT_FALSE(read_directly(gather, 128 << 10, {4, 1, 0}));
   EXPECT_FALSE(read_directly(gather, 128 << 10, {4, 2, up_to}));
-  EXPECT_FALSE(read_directly(Collective::kReduceScatter, 128 << 10, {4, 1, up_to}));
-  EXPECT_FALSE(read_directly(Collective::kAllReduce, 128 << 10, {4, 1, up_to}));
+  EXPECT_FALSE(read_directly(Collective::kReduceScatter, 32 << 10, {4, 1, up_to}));
+  EXPECT_TRUE(read_directly(Collective::kReduceScatter, 64 << 10, {4, 1, up_to}));
+  EXPECT_FALSE(read_directly(Collective::kReduce, 128 << 10, {4, 1, up_to}));
+  EXPECT_FALSE(read_directly(Collective::kSend, 128 << 10, {4, 1, up_to}));
+  EXPECT_FALSE(read_directly(Collective::kAllReduce, 512 << 10, {4, 1, up_to}));
+  EXPECT_TRUE(read_directly(Collective::kAllReduce, 1 << 20, {4, 1, up_to}));
+}
+
+TEST(Selector, ThePartsOfAnAllReduceAreReadWhileTheyAreInACache) {
+  Query query{Collective::kAllReduce, 16 << 20, 4};
+  EXPECT_EQ(select(query, {2, 1, 16 << 20}, {}).fragment_bytes, 1u << 20);
+  EXPECT_EQ(select(query, {2, 1, 0}, {}).fragment_bytes, 4u << 20);
+  EXPECT_EQ(select(query, {2, 2, 16 << 20}, {}).fragment_bytes, 4u << 20);
 }
 
 TEST(Selector, SharedMemoryIsReadInPlaceExceptInSmallAllReduces) {

@@ -314,27 +314,31 @@ void give_up_while_it_is_read(bool both_give) {
 // its caller may not have its memory back.
 TEST(DirectReads, EndTheOperationWhenTheyAreOver) {
   constexpr size_t kCount = 1 << 18;
-  std::atomic<bool> looked{false};
-  std::vector<int> given(kCount, 1);
-  before_read_at = [&](const void* at) {
-    bool held = at >= given.data() && at < given.data() + given.size();
-    while (held && !looked) usleep(100);
-  };
-  run_world("AA", [&](RankContext& c) {
-    std::vector<int> other(kCount, 2), out(2 * kCount);
-    auto op = gather_of(c.rank == 0 ? given : other, out, 2);
-    c.group.submit(op, {}, true);
-    if (c.rank == 0) {
-      EXPECT_FALSE(c.engine.wait(*op, std::chrono::milliseconds(300)));
-      looked = true;
-    }
-    c.engine.wait(*op);
-    ASSERT_TRUE(op->status().ok()) << op->status().message();
-    EXPECT_EQ(op->path, "single-copy");
-    EXPECT_EQ(out[0], 1);
-    EXPECT_EQ(out.back(), 2);
-  });
-  before_read_at = nullptr;
+  for (bool gathers : {true, false}) {
+    std::atomic<bool> looked{false};
+    std::vector<int> given(gathers ? kCount : 2 * kCount, 1);
+    before_read_at = [&](const void* at) {
+      bool held = at >= given.data() && at < given.data() + given.size();
+      while (held && !looked) usleep(100);
+    };
+    run_world("AA", [&](RankContext& c) {
+      std::vector<int> other(given.size(), 2), out(gathers ? 2 * kCount : kCount);
+      std::vector<int>& in = c.rank == 0 ? given : other;
+      auto op =
+          gathers ? gather_of(in, out, 2) : scatter_of(in, out, 2, Dtype::kInt32, ReduceOp::kSum);
+      c.group.submit(op, {}, true);
+      if (c.rank == 0) {
+        EXPECT_FALSE(c.engine.wait(*op, std::chrono::milliseconds(300)));
+        looked = true;
+      }
+      c.engine.wait(*op);
+      ASSERT_TRUE(op->status().ok()) << op->status().message();
+      EXPECT_EQ(op->path, "single-copy");
+      EXPECT_EQ(out[0], gathers ? 1 : 3);
+      EXPECT_EQ(out.back(), gathers ? 2 : 3);
+    });
+    before_read_at = nullptr;
+  }
 }
 
 TEST(DirectReads, FromARankThatGivesUpMeanwhileAreNotHandedOut) {

@@ -93,7 +93,7 @@ std::vector<Call> calls(int ranks, unsigned seed) {
 TEST(SlotExchange, IsRightWhicheverRankIsLate) {
   for (int ranks = 2; ranks <= 9; ++ranks) {
     SCOPED_TRACE(ranks);
-    run_world(std::string(static_cast<size_t>(ranks), 'A'), [&](RankContext& c) {
+    auto body = [&](RankContext& c) {
       unsigned number = 0;
       for (const Call& what : calls(ranks, static_cast<unsigned>(ranks))) {
         // Once together, once after a moment, once when the others sleep.
@@ -103,7 +103,8 @@ TEST(SlotExchange, IsRightWhicheverRankIsLate) {
         ASSERT_TRUE(call(c, what)) << name_of(what.collective) << " of " << what.size;
         ++number;
       }
-    });
+    };
+    run_world(std::string(static_cast<size_t>(ranks), 'A'), body, {.single_copy = false});
   }
 }
 
