@@ -128,22 +128,23 @@ Status DeviceGroup::submit(const std::shared_ptr<DeviceOperation>& operation,
   op.group_ = shared_from_this();
   op.started_ns_ = now_ns();
   if (Status called = op.begin(device_, callers); !called) return called;
-  op.make_offer(device_, *links_);
+  op.offers_.offer(device_, links_->peers);
   {
     std::lock_guard lock(mutex_);
     ++called_;
     if (!op.captured_) op.turn_ = links_->enter_order(called_);
     pending_.push_back(operation);
   }
-  links_->copy_engine->call(called_, op.sent_.data());
-  links_->host_group->submit(operation, {}, !op.captured_);
+  links_->copy_engine->call(called_, op.offers_.mine());
+  // It lives as long as the operation.
+  links_->host_group->submit(std::shared_ptr<Operation>(operation, &op.offers_), {}, !op.captured_);
   {
     std::lock_guard lock(mutex_);
     if (!broken_) told_ = false;  // the CPU's group may have been told before it had the call
   }
   busy_.notify_all();
   if (!op.captured_) return {};
-  if (!engine_.wait(op)) return ending_with(op);
+  if (!engine_.wait(op.offers_)) return ending_with(op);
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return op.submitted_ || may_submit(&op); });
   submit_ready(lock, &op);
@@ -153,8 +154,8 @@ Status DeviceGroup::submit(const std::shared_ptr<DeviceOperation>& operation,
 // Runs on the thread that drives the engine, which must neither call the device nor wait for a thread that
 // does: if the driver waited for the GPU, and the GPU for the network, both would wait for ever.
 void DeviceGroup::exchanged(DeviceOperation& operation) {
-  if (operation.turn_ != 0 && operation.status())
-    device_.order().set_last_call(operation.turn_, operation.last_call(links_->peers));
+  if (operation.turn_ != 0 && operation.offers_.status())
+    device_.order().set_last_call(operation.turn_, operation.offers_.last_call(links_->peers));
   std::unique_lock lock(mutex_);
   operation.exchanged_ = true;
   if (stop_) return submit_ready(lock, nullptr);  // fails it
@@ -182,7 +183,7 @@ void DeviceGroup::submit_ready(std::unique_lock<std::mutex>& lock,
     Status started = broken_;
     PinnedPipeline* pipeline = links_->pipelines.of(*op);
     lock.unlock();
-    if (started && !op->status()) started = op->status();
+    if (started && !op->offers_.status()) started = op->offers_.status();
     if (started && !op->captured_) device_.order().begin(op->turn_);
     if (started) {
       started = without_exceptions(
@@ -190,8 +191,7 @@ void DeviceGroup::submit_ready(std::unique_lock<std::mutex>& lock,
     }
     before.reset();
     device_.order().end(op->turn_);
-    op->sent_ = {};
-    op->received_ = {};
+    op->offers_.drop();
     lock.lock();
     // Peers may have submitted what this rank has not. An operation that is refused as invalid is refused
     // by all ranks of this host, but other hosts may have submitted it.
@@ -248,7 +248,8 @@ bool DeviceGroup::await_ranks(DeviceOperation& op, std::chrono::nanoseconds time
   std::unique_lock lock(mutex_);
   op.submitter_waits_ = true;
   lock.unlock();
-  if (engine_.wait(op, timeout) || engine_.ended()) return true;  // order() says which, and submits
+  if (engine_.wait(op.offers_, timeout) || engine_.ended())
+    return true;  // order() says which, and submits
   lock.lock();
   op.submitter_waits_ = false;
   if (op.exchanged_) due_.notify_all();
@@ -256,7 +257,7 @@ bool DeviceGroup::await_ranks(DeviceOperation& op, std::chrono::nanoseconds time
 }
 
 Status DeviceGroup::order(DeviceOperation& op, device::Stream stream) {
-  if (!engine_.wait(op)) return ending_with(op);
+  if (!engine_.wait(op.offers_)) return ending_with(op);
   std::unique_lock lock(mutex_);
   while (!op.submitted_) {
     changed_.wait(lock, [&] { return op.submitted_ || may_submit(nullptr); });

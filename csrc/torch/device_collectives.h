@@ -37,7 +37,7 @@ class DeviceTensorOperation final : public DeviceOperation,
   std::vector<at::Tensor> results;
   std::vector<at::Tensor> keep;  // everything else that it reads
   const char* way = "";          // the path, for the statistics
-  // Of the collective itself, in the flight recorder; Operation::record is of the exchange on the CPU.
+  // In the flight recorder, beside that of the exchange on the CPU.
   recorder::Mark on_device;
 
   // Drops the tensors. To be called once the caller's stream waits for the operation: what that stream does
