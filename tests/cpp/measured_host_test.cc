@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "rank_processes.h"
 
 namespace smddp {
@@ -32,6 +34,16 @@ TEST(MeasuredHost, DisturbedTurnsDecideNothing) {
     return (late ? 50 : 1) * host_where(512 << 10)(bytes, by_reads).value();
   };
   EXPECT_EQ(asked(2, disturbed), 1u << 20);
+}
+
+// What the other way leaves in the caches makes a call slower or faster than those of its own way make it.
+TEST(MeasuredHost, ACallAfterTheOtherWayDecidesNothing) {
+  bool last = false;
+  TimeGather time = [&](size_t, bool by_reads) -> Result<double> {
+    bool after_other = by_reads != std::exchange(last, by_reads);
+    return by_reads ? (after_other ? 2e6 : 5e5) : (after_other ? 1e5 : 1e6);
+  };
+  EXPECT_EQ(asked(2, time), 16u << 20);
 }
 
 TEST(MeasuredHost, RanksThatShareCoresAreNotAskedForLong) {
