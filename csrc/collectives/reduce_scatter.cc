@@ -97,11 +97,11 @@ class ReduceScatter final : public Fragment {
   // Adds the host's contributions to the wanted piece in rank order. False if a peer's could not be read.
   bool sum_wanted();
   // As much of the next `limit` bytes of the wanted piece as lies end to end everywhere, in one pass,
-  // straight into the result. 0 if the sources can't be read in place, or if their sum isn't the result.
+  // straight into the result. 0 if the sources can't be had so, or if their sum isn't the result.
   size_t sum_in_one_pass(size_t at, size_t limit);
-  // Bytes of the piece at the head of inbox i, where they lie or fetched, to byte `room` of the memory for that, where they stay
-  // until others are; nullptr: the group has failed.
-  const std::byte* peer_bytes(int i, size_t offset, size_t bytes, size_t room = 0);
+  // Bytes of the piece at the head of inbox i: where they lie, or fetched to byte `place` of this thread's memory for that;
+  // nullptr: the group has failed.
+  const std::byte* peer_bytes(int i, size_t offset, size_t bytes, size_t place = 0);
   // The inbox of the rank at `position` among the ranks of the host, which is not own_position_.
   int inbox_at(int position) const { return position < own_position_ ? position : position - 1; }
 
@@ -319,30 +319,23 @@ size_t ReduceScatter::sum_in_one_pass(size_t at, size_t limit) {
   size_t n = std::min({limit, sums_.result_run(sum, at, &to),
                        operation_->input.contiguous(wanted_.block, begin_ + at, &own)});
   const size_t room = kFetchedBytes / static_cast<size_t>(local_.count()) / kCacheLine * kCacheLine;
-  if (direct_) n = std::min(n, room);
+  const std::byte* in_place = nullptr;
+  for (int i = 0; i < local_.count(); ++i)
+    n = std::min(n, direct_ ? room : reach(i, at - head(i)->offset, &in_place));
+  if (n == 0) return 0;
   sources_.clear();
   for (int position = 0; position <= local_.count(); ++position) {
-    if (position == own_position_) {
-      sources_.push_back(own);
-      continue;
-    }
-    int i = inbox_at(position);
-    const std::byte* theirs = nullptr;
-    if (direct_) {
-      theirs = peer_bytes(i, at, n, static_cast<size_t>(i) * room);
-      if (theirs == nullptr) return 0;
-    } else {
-      n = std::min(n, reach(i, at - head(i)->offset, &theirs));
-    }
-    sources_.push_back(theirs);
+    const int i = inbox_at(position);
+    const std::byte* source =
+        position == own_position_ ? own : peer_bytes(i, at, n, static_cast<size_t>(i) * room);
+    if (source == nullptr) return 0;
+    sources_.push_back(source);
   }
-  if (n == 0) return 0;
   sums_.reduce(sum, to, n, sources_);
-  for (int i = 0; i < local_.count() && !direct_; ++i) count(*head(i), n, false);
   return n;
 }
 
-const std::byte* ReduceScatter::peer_bytes(int i, size_t offset, size_t bytes, size_t room) {
+const std::byte* ReduceScatter::peer_bytes(int i, size_t offset, size_t bytes, size_t place) {
   intranode::Inbox& inbox = local_.inbox(i);
   const Piece& head = *this->head(i);
   size_t into = offset - head.offset;
@@ -351,7 +344,7 @@ const std::byte* ReduceScatter::peer_bytes(int i, size_t offset, size_t bytes, s
   count(head, bytes, !here);
   if (here) return at;
   alignas(kCacheLine) static thread_local std::byte fetched[kFetchedBytes];
-  Extent to{fetched + room, bytes};
+  Extent to{fetched + place, bytes};
   Status read = intranode::single_copy_read(inbox.pid(), inbox.extents(lane_), head.extents, into,
                                             bytes, &to, 1);
   if (read.ok()) return to.address;

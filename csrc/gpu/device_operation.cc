@@ -6,8 +6,6 @@
 
 namespace smddp {
 
-using intranode::CopyEngine;
-
 DeviceOperation::~DeviceOperation() {
   if (!group_) return;
   for (device::Event event : {ready_, end_}) group_->device().destroy_event(event);
@@ -28,7 +26,7 @@ Status DeviceOperation::launch(device::Device& device, device::Stream main, Devi
   auto all = offers_.offers(links.peers);
   if (!all) return all.status();
   return device.together([&]() -> Status {
-    auto between = [&](const CopyEngine::Stages& stages) -> Status {
+    auto between = [&](const intranode::CopyEngine::Stages& stages) -> Status {
       // It may use the memory of the one before.
       std::vector<device::Event> after{ready_};
       if (before != nullptr) after.push_back(before->end_);

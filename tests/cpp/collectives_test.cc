@@ -91,7 +91,7 @@ class Layouts : public testing::TestWithParam<std::tuple<std::string, Way>> {
     EXPECT_EQ(seen.in_place > 0, way() == Way::kArena);
     if (fills_rings_ && !single_copy && way() != Way::kArena) EXPECT_GT(seen.past_ring, 0u);
   }
-  bool gathers_ = true;      // has operations that are no sums
+  bool gathers_ = true;      // has operations whose memory peers may read
   bool fills_rings_ = true;  // has operations larger than what all slots hold
   std::string layout() const { return std::get<0>(GetParam()); }
   Way way() const { return std::get<1>(GetParam()); }
@@ -377,7 +377,7 @@ TEST(Collectives, SumsOfAnAllReduceAreReadWhereTheyAre) {
           for (int r = 0; r < c.ranks; ++r) sum += value(turn * r, i);
           ASSERT_EQ(data[i], static_cast<double>(sum));
         }
-        std::fill(data.begin(), data.end(), -1);  // nobody reads it any more
+        std::fill(data.begin(), data.end(), -1);  // no rank may still read it
       }
     });
   }
