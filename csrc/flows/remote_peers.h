@@ -65,7 +65,7 @@ class RemotePeers {
   // rank's.
   void heard_leaving(const wire::Header& header);
   void heard_taken(Rank source) { of(source).taken = true; }
-  // `peer` does not answer. The end of a broken group does not wait for it.
+  // `peer` does not answer, or can't. The end of a broken group does not wait for it.
   void expect_nothing(Rank peer) { of(peer).silent = true; }
   bool is_silent(Rank peer) const { return of(peer).silent; }
   // When the last message of it came, by recent_ns(); 0: none has.

@@ -56,7 +56,10 @@ void RemoteWatch::on_lost(transport::Peer peer, const Status& why) {
 void RemoteWatch::leave(uint64_t from, const std::string& reason) noexcept {
   if (liveness_.service == nullptr) return;
   try {
-    liveness_.service->left(key_, from, reason);
+    auto lost = std::ranges::find_if(remotes_,
+                                     [](const Remote& remote) { return !remote.why_lost.empty(); });
+    liveness_.service->left(key_, from, reason,
+                            lost == remotes_.end() ? liveness::kNobody : lost->rank);
   } catch (const std::exception&) {  // then the others learn it by the aborts only
   }
 }
@@ -176,7 +179,8 @@ void RemoteWatch::find_silent(uint64_t now, bool or_left) noexcept {
     for (size_t i = 0; i < remotes_.size(); ++i) {
       const liveness::Verdict& verdict = ask(i, now);
       bool left = or_left && verdict.left_from != UINT64_MAX;
-      if (left || verdict.ended || verdict.silent_ns >= kQuietNs)
+      bool lost = verdict.lost_rank == members_.rank();
+      if (left || lost || verdict.ended || verdict.silent_ns >= kQuietNs)
         remote_.expect_nothing(remotes_[i].rank);
     }
   } catch (const std::exception&) {  // then the end takes its longest

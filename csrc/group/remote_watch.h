@@ -41,7 +41,8 @@ class RemoteWatch {
   Status look(uint64_t now);
   // Not ok if `rank`, of another host, has ended, is silent, or has left the group, whatever is under way.
   Status ask_now(Rank rank, uint64_t now);
-  // Once the group is broken, or is left: finds the ranks that do not answer (RemotePeers::expect_nothing()).
+  // Once the group is broken, or is left: finds the ranks that do not answer, or have lost this one and so can't tell it
+  // anything (RemotePeers::expect_nothing()).
   // `or_left`: those as well that have left the group.
   void find_silent(uint64_t now, bool or_left = false) noexcept;
   // Since when nothing has moved between this rank and a remote one that it waits for; 0: it does not.

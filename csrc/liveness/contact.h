@@ -37,6 +37,8 @@ Result<Contact> unpack(const std::vector<uint8_t>& published);
 // no padding.
 inline constexpr uint32_t kMagic = 0x314c4d53;  // "SML1"
 
+inline constexpr int64_t kNobody = -1;
+
 struct Question {
   uint32_t magic = kMagic;
   uint32_t zero = 0;
@@ -50,8 +52,9 @@ struct Answer {
   uint32_t reason_bytes = 0;        // after the answer, at most kReasonBytes
   Secret secret{};                  // Contact::answer
   uint64_t left_from = UINT64_MAX;  // the fragment from which on this process has left the group
+  int64_t lost_rank = kNobody;      // of the group, with which it has no connection any more
 };
-static_assert(sizeof(Answer) == 32);
+static_assert(sizeof(Answer) == 40);
 
 using Process = uint32_t;  // index of a process that was met, dense from 0
 
@@ -66,6 +69,7 @@ struct Verdict {
   uint64_t silent_ns = 0;    // time since then in which it was asked in vain
   uint64_t left_from = UINT64_MAX;  // the fragment from which on it has left the group
   std::string reason;               // why it has
+  int64_t lost_rank = kNobody;      // of the group, with which it has no connection any more
 };
 
 }  // namespace smddp::liveness

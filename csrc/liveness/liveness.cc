@@ -71,8 +71,8 @@ Verdict Liveness::ask(Process process, const JobKey& group) {
 
 std::string Liveness::text(Process process) const { return prober_->text(process); }
 
-void Liveness::left(const JobKey& group, uint64_t from, const std::string& reason) {
-  responder_->left(group, from, reason);
+void Liveness::left(const JobKey& group, uint64_t from, const std::string& reason, int64_t lost) {
+  responder_->left(group, from, reason, lost);
 }
 
 void Liveness::wake() {

@@ -46,8 +46,9 @@ class Liveness {
   // some seconds: call it again while it matters.
   Verdict ask(Process process, const JobKey& group);
   std::string text(Process process) const;  // "192.0.2.2:4711"
-  // Answers to `group` from now on: this process takes no part in it from fragment `from` on.
-  void left(const JobKey& group, uint64_t from, const std::string& reason);
+  // Answers to `group` from now on: this process takes no part in it from fragment `from` on, and can tell its rank
+  // `lost` nothing but this way.
+  void left(const JobKey& group, uint64_t from, const std::string& reason, int64_t lost = kNobody);
 
  private:
   Liveness() = default;

@@ -183,6 +183,7 @@ void Prober::on_answer(Probe& probe, uint64_t now) {
   verdict.silent_ns = 0;
   verdict.left_from = probe.answer.left_from;
   verdict.reason = probe.reason;
+  verdict.lost_rank = probe.answer.lost_rank;
 }
 
 // A firewall refuses as well: only a process that was reached before has ended. A connection that is

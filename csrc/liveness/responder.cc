@@ -78,12 +78,12 @@ void Responder::close() {
   visitors_.clear();
 }
 
-void Responder::left(const JobKey& group, uint64_t from, const std::string& reason) {
+void Responder::left(const JobKey& group, uint64_t from, const std::string& reason, int64_t lost) {
   std::lock_guard lock(left_mutex_);
   for (const Left& known : left_) {
     if (known.group == group) return;
   }
-  left_.push_back({group, from, reason.substr(0, kReasonBytes)});
+  left_.push_back({group, from, reason.substr(0, kReasonBytes), lost});
   if (left_.size() > kLeftGroups) left_.pop_front();
 }
 
@@ -166,6 +166,7 @@ std::string Responder::answer_to(const JobKey& group) {
     for (const Left& known : left_) {
       if (known.group != group) continue;
       answer.left_from = known.from;
+      answer.lost_rank = known.lost;
       reason = known.reason;
     }
   }

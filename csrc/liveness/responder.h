@@ -29,7 +29,7 @@ class Responder {
   const Contact& contact() const { return contact_; }
 
   // This process takes no part in `group` from fragment `from` on. The first call for a group counts.
-  void left(const JobKey& group, uint64_t from, const std::string& reason);
+  void left(const JobKey& group, uint64_t from, const std::string& reason, int64_t lost);
 
   // Appends the descriptors to poll. serve() takes those entries, in the same order.
   void watch(std::vector<pollfd>& fds) const;
@@ -51,6 +51,7 @@ class Responder {
     JobKey group;
     uint64_t from;
     std::string reason;
+    int64_t lost;
   };
 
   Responder() = default;

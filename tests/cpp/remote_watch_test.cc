@@ -142,6 +142,23 @@ TEST_F(Watched, OneThatHasLeftFromThisFragmentOnIsLost) {
   EXPECT_EQ(look_until(1.5).message(), "why");
 }
 
+// It can't tell rank 0 when its writes have ceased.
+TEST_F(Watched, OneThatHasLostThisRankIsNotWaitedFor) {
+  answers_->left(kGroup, 0, "rank 0 is lost", 0);
+  watch(0);
+  EXPECT_EQ(look_until(2.5).message(), "rank 0 is lost");
+  watch_->find_silent(now_ += kSecond);
+  EXPECT_TRUE(remote_->is_silent(1));
+}
+
+TEST_F(Watched, OneThatHasLostAnotherRankIsWaitedFor) {
+  answers_->left(kGroup, 0, "rank 2 is lost", 2);
+  watch(0);
+  EXPECT_EQ(look_until(2.5).message(), "rank 2 is lost");
+  watch_->find_silent(now_ += kSecond);
+  EXPECT_FALSE(remote_->is_silent(1));
+}
+
 TEST_F(Watched, OneThatHasSentWhatDoesNotArriveIsLost) {
   watch(0);
   for (int answer = 0; answer < 2; ++answer) watch_->on_sent_all(1, 1);

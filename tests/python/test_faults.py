@@ -128,7 +128,7 @@ def promise(phase: str, fault: str, way: Way) -> Promise | None:
     if fault == "reset":
         if phase in ("before", "part done"):
             return None  # no connection to break, or no rank that waits
-        return Promise("goes on, or told on both sides in 6 s", (), 6, allowed=("connection",))
+        return Promise("goes on, or told on both sides in 5 s", (), 5, allowed=("connection",))
     late = 2 if phase == "part done" else 0
     if fault in ("SIGSTOP", "cut"):
         text = "named and called silent after `silence_seconds` + 2"

@@ -49,7 +49,8 @@ def test_all_come(layout: str) -> None:
         before = world.run(keys)[0]
         for _ in range(5):
             assert world.run(meet) == [""] * len(layout)
-        assert world.run(keys)[0] == before  # the last call's stay
+        # The last call's stay, of the start some may have gone.
+        assert world.run(keys)[0] <= before
 
 
 def late(ctx: Context) -> float:

@@ -30,7 +30,7 @@ from harness.training import IMPORTS
 from test_fr_trace import analyze
 
 LAYOUT = "AABB"
-SECONDS = 2  # the operations' deadline
+SECONDS = 2  # the deadline of operations that are to fail
 GATHER = "dist.all_gather_into_tensor(y, x)\n"
 # An AllGather, as in it each rank hears from the rank in its place on the other host. In an
 # AllReduce of this size only the first ranks of the hosts do.
@@ -39,12 +39,12 @@ join()
 x, y = torch.ones(1000), torch.ones(4000)
 {GATHER}print("ready", flush=True)
 """
+HURRIED = START.replace("print", f"limit({SECONDS}); print")
 
 
 def job(
     tmp_path: Path,
     program: str,
-    seconds: float = SECONDS,
     imports: str = programs.IMPORTS,
     env: Mapping[str, str | None] | None = None,
 ) -> Programs:
@@ -53,7 +53,7 @@ def job(
     file.write_text(textwrap.dedent(program))
     environment = {
         "SMDDP_REPORT_DIR": str(tmp_path / "reports"),
-        "SMDDP_TIMEOUT_SECONDS": str(seconds),
+        "SMDDP_TIMEOUT_SECONDS": "60",
         "SMDDP_SILENCE_SECONDS": "4",
         "DS_ACCELERATOR": "cpu",
         **(env or {}),
@@ -88,7 +88,7 @@ def page(folder: Path) -> str:
 
 
 def sentence_of(tmp_path: Path, program: str, waiting: tuple[int, ...] = (0, 1, 2)) -> str:
-    return why(end_after(job(tmp_path, START + program), waiting))
+    return why(end_after(job(tmp_path, HURRIED + program), waiting))
 
 
 def smddp(tmp_path: Path, *words: str) -> str:
@@ -137,7 +137,7 @@ else:
 
 
 def test_what_each_rank_does_is_asked_for(tmp_path: Path) -> None:
-    running = job(tmp_path, START + DOINGS, 60)
+    running = job(tmp_path, START + DOINGS)
     try:
         for rank in range(4):
             running.wait_for(rank, "busy")
@@ -179,7 +179,7 @@ def connection(folder: Path, rank: int, to: int) -> Connection:
 def test_a_rank_that_is_gone(
     tmp_path: Path, number: str, words: str, local: str, remote: tuple[str, ...]
 ) -> None:
-    running = job(tmp_path, START + f"if rank == 3:\n    time.sleep(60)\n{GATHER}", 60)
+    running = job(tmp_path, START + f"if rank == 3:\n    time.sleep(60)\n{GATHER}")
     running.wait_for(3, "ready")
     os.kill(running.processes[3].pid, getattr(signal, number))
     sentence = why(end_after(running, (0, 1, 2)))
@@ -203,7 +203,7 @@ def test_the_rank_with_the_store_is_gone(tmp_path: Path) -> None:
         f'method = "tcp://127.0.0.1:{free_port()}"\n'
         "dist.init_process_group(backend, init_method=method, rank=rank, world_size=size)",
     )
-    running = job(tmp_path, start + f"if rank == 0:\n    time.sleep(60)\n{GATHER}", 60)
+    running = job(tmp_path, start + f"if rank == 0:\n    time.sleep(60)\n{GATHER}")
     running.wait_for(0, "ready")
     os.kill(running.processes[0].pid, signal.SIGKILL)
     ends = end_after(running, (1, 2, 3))
@@ -218,7 +218,7 @@ def test_a_signal_asks_for_a_report_and_nothing_ends(tmp_path: Path) -> None:
         "while not os.path.exists(__file__ + '.end'):\n    time.sleep(0.05)\ndist.all_reduce(x)\n"
     )
     program = f"__file__ = {str(tmp_path / 'train.py')!r}\n{program}"
-    running = job(tmp_path, program, 60)
+    running = job(tmp_path, program)
     for rank in range(4):
         running.wait_for(rank, "ready")
     asked = running.processes[2].pid
@@ -247,7 +247,7 @@ def test_a_rank_that_ends_before_the_others(
     tmp_path: Path, program: str, said: str, advice: str
 ) -> None:
     program = f"if rank == 3:\n    {program}\nelse:\n    {GATHER}"
-    sentence = why(end_after(job(tmp_path, START + program, 60), (0, 1, 2)))
+    sentence = why(end_after(job(tmp_path, START + program), (0, 1, 2)))
     assert sentence.startswith(f"rank 3 (host-B) {said}"), sentence
     assert advice in page(tmp_path).partition("What to do:")[2]
 
@@ -290,7 +290,7 @@ def seconds_to_raise(ends: list[Ended]) -> list[float]:
 
 def test_a_full_disk_holds_up_no_rank(tmp_path: Path) -> None:
     another_size = TIMED.replace("CALL", "dist.all_reduce(torch.ones(10 + rank // 3))")
-    ends = job(tmp_path, START + FULL + another_size, 60).end()
+    ends = job(tmp_path, START + FULL + another_size).end()
     assert max(seconds_to_raise(ends)) < 5
     assert "No space left on device" in ends[1].errors
     assert "rank 1 (host-A)" in why(ends) or "ranks 0-2" in why(ends)
@@ -299,7 +299,7 @@ def test_a_full_disk_holds_up_no_rank(tmp_path: Path) -> None:
 def test_an_abort_is_reported_by_no_rank(tmp_path: Path) -> None:
     """Nor held up, in a further group, for the one that has aborted and left."""
     call = TIMED.replace("CALL", "dist.all_reduce(x, group=further)")
-    ends = job(tmp_path, START + ABORTED + call, 60).end()
+    ends = job(tmp_path, START + ABORTED + call).end()
     assert max(seconds_to_raise(ends[1:])) < 5
     assert not any("Why: " in end.errors for end in ends), ends
 
@@ -339,14 +339,14 @@ while "smddp-report" in [thread.name for thread in threading.enumerate()]:
 
 def test_the_next_group_does_not_report_what_ended_the_one_before(tmp_path: Path) -> None:
     program = f"__file__ = {str(tmp_path / 'train.py')!r}\n{WITHOUT_A_FOLDER}"
-    ends = job(tmp_path, program, 60).end()
+    ends = job(tmp_path, program).end()
     assert all("called all_reduce(40 bytes" in end.output for end in ends), ends
     assert [end.code for end in ends] == [0, 0, 0, 0], ends
     assert not any("Why: " in end.errors for end in ends), ends
 
 
 def test_a_reporter_that_is_stopped_during_a_report_ends(tmp_path: Path) -> None:
-    ends = job(tmp_path, "import signal, threading\n" + STOPPED, 60).end()
+    ends = job(tmp_path, "import signal, threading\n" + STOPPED).end()
     assert [end.code for end in ends] == [0, 0, 0, 0], ends
 
 
@@ -381,6 +381,7 @@ def test_a_forward_pass_of_zero3_on_rank_0_only(tmp_path: Path) -> None:
     program = """
 for _ in range(3):
     engine(tokens)
+limit(2)
 if rank == 0:
     engine(tokens)
 else:

@@ -32,7 +32,7 @@ for _ in range(3):
 def traced(tmp_path: Path, program: str, *options: str, **more: Any) -> tuple[str, dict[str, Any]]:
     """What ``smddp trace`` says of a job that runs a program, and the trace."""
     program = f"__file__ = {str(tmp_path / 'train.py')!r}\n{program}{WAIT}"
-    running: Programs = job(tmp_path, program, 60, **more)
+    running: Programs = job(tmp_path, program, **more)
     try:
         for rank in range(4):
             running.wait_for(rank, "ready", 120)

@@ -23,6 +23,7 @@ from harness.world import rank_environment
 IMPORTS = "import torch, torch.distributed"
 PRELUDE = """
 import os, sys, time, warnings
+from datetime import timedelta
 import torch, torch.distributed as dist
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
@@ -31,6 +32,8 @@ store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=Fal
 def join(name="job"):
     prefixed = dist.PrefixStore(name, store)
     dist.init_process_group(backend, store=prefixed, rank=rank, world_size=size)
+def limit(seconds):  # of the operations that follow, not of the start of a busy machine
+    dist.group.WORLD.set_timeout(timedelta(seconds=seconds))
 """
 
 
