@@ -3,7 +3,8 @@
     python benchmarks/figure.py runs/*.csv --figure runs/hosts.png
     python benchmarks/figure.py runs/*.csv --table
 
-Between hosts: utilisation over size, with a column of panels for each number of ranks per host.
+Between hosts: utilisation over size, with a column of panels for each number of hosts and of
+ranks per host.
 Inside one host: time over size, as a multiple of the time of the bare copy, with a column for each
 type and number of ranks. Each operation has a row of panels. A file may hold several settings. If a
 case was measured twice, the later file counts.

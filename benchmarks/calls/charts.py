@@ -136,9 +136,12 @@ def each(values: set[str]) -> str:
 def utilisation_panel(axes: Axes, rows: Sequence[Row]) -> None:
     """Utilisation over size: a line per competitor, the practical ceiling dashed."""
     for name in STYLES:
-        points = [(r.bytes, 100 * (r.utilisation or 0)) for r in rows if r.competitor == name]
-        if points:
-            line(axes, name, points)
+        of_size: dict[int, list[float]] = {}  # one for each type
+        for row in rows:
+            if row.competitor == name:
+                of_size.setdefault(row.bytes, []).append(100 * (row.utilisation or 0))
+        if of_size:
+            line(axes, name, [(size, statistics.mean(of)) for size, of in of_size.items()])
     ceilings = [100 * r.utilisation / r.of_ceiling for r in rows if r.utilisation and r.of_ceiling]
     if ceilings:
         dashed(axes, statistics.median(ceilings))
@@ -153,11 +156,14 @@ def rate(row: Row) -> str:
 def setting(rows: Sequence[Row]) -> str:
     hosts = each({str(row.hosts) for row in rows})
     nics = each({f"{row.nics} x {rate(row)}" if (row.nics or 1) > 1 else rate(row) for row in rows})
-    return f"{hosts} emulated hosts, {nics} each way per host; {each({r.machine for r in rows})}"
+    types = {row.dtype for row in rows}
+    types_text = f"; mean of {each(types)}" if len(types) > 1 else ""
+    machines = each({row.machine for row in rows})
+    return f"{hosts} emulated hosts, {nics} each way per host{types_text}; {machines}"
 
 
 def draw_between_hosts(rows: Sequence[Row], path: Path) -> None:
-    """One column per number of ranks per host, one row per operation in ``rows``."""
+    """One column per number of hosts and of ranks per host, one row per operation in ``rows``."""
     top = max(105.0, 105 * max(row.utilisation or 0 for row in rows))
     several_rates = len({rate(row) for row in rows}) > 1
     handles = [*competitor_handles(rows), dashed_handle("practical ceiling: bulk TCP both ways")]
@@ -165,14 +171,14 @@ def draw_between_hosts(rows: Sequence[Row], path: Path) -> None:
     def draw_panel(axes: Axes, found: Sequence[Row]) -> str:
         utilisation_panel(axes, found)
         axes.set_ylim(0, top)
-        ranks, rates = found[0].ranks_per_host, {rate(row) for row in found}
-        title = f"{TITLES[found[0].op]}, {ranks} rank{'' if ranks == 1 else 's'} per host"
+        rates = {rate(row) for row in found}
+        title = f"{TITLES[found[0].op]}, {found[0].hosts} x {found[0].ranks_per_host} ranks"
         return f"{title}, {rates.pop()}" if several_rates and len(rates) == 1 else title
 
     figure = panel_grid(
         rows,
-        columns=sorted({row.ranks_per_host for row in rows}),
-        column_of=lambda row: row.ranks_per_host,
+        columns=sorted({(row.hosts, row.ranks_per_host) for row in rows}),
+        column_of=lambda row: (row.hosts, row.ranks_per_host),
         handles=handles,
         panel_size=(3.3, 2.75),
         draw_panel=draw_panel,
