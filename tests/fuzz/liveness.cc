@@ -53,7 +53,7 @@ void question(fuzz::Input& input) {
   JobKey group{};
   group[0] = input.number<uint8_t>();
   std::vector<uint8_t> reason = input.some(255);
-  responder->left(group, input.number<uint8_t>(), {reason.begin(), reason.end()});
+  responder->left(group, input.number<uint8_t>(), {reason.begin(), reason.end()}, 3);
   FileDescriptor socket;
   if (begin_connect(responder->contact(), &socket) != 0) return;
   Question asked;
