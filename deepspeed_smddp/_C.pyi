@@ -78,7 +78,7 @@ class DeviceStatistics(TypedDict):
 class CudaReport(TypedDict):
     """From NVIDIA's driver: the API's version, the GPUs, pairs of GPUs without peer access.
 
-    ``gdrcopy`` is GDRCopy's version, or the reason why it is not used.
+    ``gdrcopy`` is GDRCopy's version, or the reason why it is not used; empty if it is not chosen.
     """
 
     version: str

@@ -26,7 +26,7 @@ namespace smddp::env {
   X(transfer, "", "how large data is sent: writes or messages")                                   \
   X(curve, "auto", "latency us:us per message:GB/s of a host; auto, measure or default")          \
   X(libcuda, "libcuda.so.1", "CUDA's driver library to open")                                     \
-  X(libgdrapi, "libgdrapi.so.2", "GDRCopy's library to open")                                     \
+  X(libgdrapi, "", "GDRCopy's library; empty: no GDRCopy. Never run on hardware")                 \
   X(flight_recorder, "2000", "the latest operations that are kept for reports; 0: none")          \
   X(hmem, "0", "1: NICs read and write GPU memory if the provider has FI_HMEM")                   \
   X(release_streams, "0", "1: a failure after wait() lets GPU work go on with what came")         \

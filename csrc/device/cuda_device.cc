@@ -8,6 +8,7 @@
 #include <mutex>
 #include <utility>
 
+#include "common/env.h"
 #include "common/log.h"
 #include "device/cuda_api.h"
 #include "device/cuda_kernels.h"
@@ -238,11 +239,12 @@ class CudaDevice final : public Device {
     api_.cuMemHostUnregister(address);
   }
 
-  // In the GPU's memory if GDRCopy is available, so that a stream that waits reads no host memory.
+  // In the GPU's memory if GDRCopy is chosen, so that a stream that waits reads no host memory.
   Result<std::unique_ptr<HostFlags>> create_flags() override {
+    if (env::debug("libgdrapi").empty()) return Device::create_flags();
     auto made = flags_on_gpu(*this);
     if (made) return made;
-    log(LogLevel::kInfo, made.status().message() + "; flags are in pinned host memory");
+    log(LogLevel::kWarning, made.status().message() + "; flags are in pinned host memory");
     return Device::create_flags();
   }
 

@@ -39,7 +39,9 @@ Result<CudaReport> cuda_report() {
     }
   }
   if (!s) return s;
-  auto gdrcopy = gdrcopy_version(env::debug("libgdrapi"));
+  std::string library = env::debug("libgdrapi");
+  if (library.empty()) return report;
+  auto gdrcopy = gdrcopy_version(library);
   report.gdrcopy = gdrcopy ? gdrcopy.value() : gdrcopy.status().message();
   return report;
 }

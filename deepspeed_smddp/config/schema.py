@@ -282,7 +282,9 @@ class DebugSettings(Model):
         "auto", "network model: latency us:us per message:GB/s of a host, auto, measure or default"
     )
     libcuda: kinds.Text = debug_setting("libcuda.so.1", "CUDA's driver library to open")
-    libgdrapi: kinds.Text = debug_setting("libgdrapi.so.2", "GDRCopy's library to open")
+    libgdrapi: kinds.Text = debug_setting(
+        "", "GDRCopy's library, libgdrapi.so.2; empty: no GDRCopy; never run on hardware"
+    )
     zero_paths: kinds.Flag = debug_setting(
         True, "0: ZeRO-3 gathers and reduces with DeepSpeed's own copies"
     )

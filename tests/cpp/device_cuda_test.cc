@@ -364,6 +364,13 @@ TEST(Gdr, ErrorsSayWhyItCannotBeUsed) {
   unsetenv("STUB_GDR_NO_MODULE");
 }
 
+TEST(CudaDevice, FlagsAreInPinnedMemoryUnlessGdrcopyIsChosen) {
+  auto device = gpu();
+  DebugSetting none("libgdrapi", "");
+  auto flags = value_of(device->create_flags());
+  EXPECT_FALSE(device->export_memory(flags->on_device(5), 4).ok());
+}
+
 TEST(CudaDevice, FlagsAreInGpuMemoryIfGdrcopyIsAvailable) {
   auto device = gpu();
   auto made = value_of(device->create_flags());

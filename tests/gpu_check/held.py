@@ -66,6 +66,13 @@ class Driver:
         module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuModuleLoadData", ctypes.byref(module), HOLD.encode() + b"\0")
         self._call("cuModuleGetFunction", ctypes.byref(self._function), module, b"hold")
+        # Made before anything holds the GPU, as it takes memory of it.
+        self._own, self._other = ctypes.c_void_p(), ctypes.c_void_p()
+        device = ctypes.c_int()
+        self._call("cuCtxGetCurrent", ctypes.byref(self._own))
+        self._call("cuCtxGetDevice", ctypes.byref(device))
+        self._call("cuCtxCreate_v2", ctypes.byref(self._other), ctypes.c_uint(0), device)
+        self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def _call(self, name: str, *arguments: Any) -> None:
         status = getattr(self._cuda, name)(*arguments)
@@ -94,6 +101,25 @@ class Driver:
             ctypes.byref(failed),
             where,
         )
+
+    def copy_across(self, to: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
+        """As from one context of the GPU to another."""
+        ends = [ctypes.c_uint64(to.data_ptr()), self._other]
+        ends += [ctypes.c_uint64(source.data_ptr()), self._own]
+        where = ctypes.c_void_p(stream.cuda_stream)
+        self._call("cuMemcpyPeerAsync", *ends, ctypes.c_size_t(to.nbytes), where)
+
+    def copy_rows(self, to: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
+        """The first half of each MiB, as rows with a pitch."""
+        row, pitch = 1 << 19, 1 << 20
+
+        # Of each side: x, y, where the memory is (2: on a GPU), host, device, array, pitch.
+        def side(tensor: torch.Tensor) -> list[int]:
+            return [0, 0, 2, 0, tensor.data_ptr(), 0, pitch]
+
+        words = [*side(source), *side(to), row, to.nbytes // pitch]
+        copy = (ctypes.c_uint64 * len(words))(*words)
+        self._call("cuMemcpy2DAsync_v2", copy, ctypes.c_void_p(stream.cuda_stream))
 
     def flag(self, word: torch.Tensor, stream: Any) -> None:
         """Sets the first word of pinned memory to 1 on the stream."""
@@ -208,17 +234,26 @@ def while_held(ctx: Context, collective: str, in_place: bool = False) -> dict[st
 
 def what_ends(
     driver: Driver, source: torch.Tensor, to: torch.Tensor, word: torch.Tensor
-) -> dict[str, bool]:
-    """Which of an AllGather's commands ends by itself while this rank's kernel holds all SMs."""
+) -> dict[str, bool | str]:
+    """Which commands of an AllGather, and other ways to copy within a GPU, end on their own.
+
+    This rank's kernel holds all SMs meanwhile.
+    """
     commands = {
         "a flag": lambda stream: driver.flag(word, stream),
         "a copy in a batch": lambda stream: driver.copy(to, source, stream, True),
         "a plain copy": lambda stream: driver.copy(to, source, stream, False),
+        "a copy across contexts": lambda stream: driver.copy_across(to, source, stream),
+        "a copy of rows": lambda stream: driver.copy_rows(to, source, stream),
     }
-    found = {}
+    found: dict[str, bool | str] = {}
     for name, command in commands.items():
         stream, ended = torch.cuda.Stream(), torch.cuda.Event()
-        command(stream)
+        try:
+            command(stream)
+        except RuntimeError as refused:
+            found[name] = str(refused)
+            continue
         ended.record(stream)
         found[name] = until(ended.query, 1.0)
     return found

@@ -1,11 +1,9 @@
-"""The steps of ``make gpu-check`` on the device that threads simulate; its runner, bundle and page.
-
-``make gpu-check-simulated`` runs all steps that such a device can run, in full.
-"""
+"""``make gpu-check`` on the device that threads simulate; what its bundle pins."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,33 +14,20 @@ sys.path.append(str(ROOT / "tests"))
 # Ranks find the functions of the steps.
 os.environ["PYTHONPATH"] = os.pathsep.join([os.environ["PYTHONPATH"], str(ROOT / "tests")])
 
-from gpu_check import build, catalogue, failure, order, place  # noqa: E402
-from gpu_check.step import LONGEST, Run  # noqa: E402
-
-from harness import host_device  # noqa: E402
-from harness.world import Pool, World  # noqa: E402
+from gpu_check import build, catalogue  # noqa: E402
+from gpu_check.step import LONGEST  # noqa: E402
 
 # ---- the steps
 
 
-def on_device(worlds: Pool, layout: str) -> World:
-    world = worlds(layout, env={**host_device.ENVIRONMENT, "SMDDP_FALLBACK": "warn"})
-    world.run(place.settle, "host")
-    return world
-
-
-@pytest.mark.parametrize("layout", ["AA", "AB"])
-def test_operations_in_flight(worlds: Pool, layout: str) -> None:
-    world = on_device(worlds, layout)
-    for found in world.run(order.many, 50):
-        assert 0 < found["seconds of the calls"] <= found["seconds until all were done"]
-    assert min(world.run(order.mixed, 10)) > 0
-    assert min(world.run(order.long_call, "reduce_scatter", 1 << 16)) > 0
-
-
-def test_a_killed_rank_must_be_named(tmp_path: Path) -> None:
-    step = catalogue.by_name("death")
-    assert failure.one_death(Run(step, tmp_path, "host", 0), "AAA", False)
+@pytest.mark.timeout(300, method="signal")
+def test_the_whole_order_on_a_simulated_device(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gpu_check", "--device", "host", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    page = (tmp_path / "report.md").read_text()
+    assert done.returncode == 0, f"{page}\n{done.stdout}\n{done.stderr}"
+    simulated = sum(step.simulated for step in catalogue.STEPS)
+    assert f"{simulated} passed, 0 ran but missed a goal, 0 failed" in page, page
 
 
 # ---- the runner
