@@ -76,20 +76,33 @@ void CudaSharing::release_memory(const Allocation& allocation, void* address) {
 }
 
 Result<Allocation> CudaSharing::export_one(CUdeviceptr at) {
+  if (auto known = find_known(at)) return *known;
   Allocation a;
   int legacy = 0;
   Status s = query(&legacy, kIpcCapable, at);
   if (s) s = legacy != 0 ? locate_whole(a, at) : locate_mapped(a, at);
   if (!s) return s;
   std::lock_guard lock(mutex_);
-  auto known = handles_.find(a.base);
-  if (known != handles_.end() && known->second.id == a.id) return known->second;
   close_freed();
   if (!recalls_) s = RecallServer::open().into(recalls_);
   if (s) s = legacy != 0 ? export_handle(a) : export_descriptor(a);
   if (!s) return s;
   a.owner = recalls_->name();
   return handles_[a.base] = a;
+}
+
+// The driver's id shows that it is still that memory.
+std::optional<Allocation> CudaSharing::find_known(CUdeviceptr at) {
+  std::lock_guard lock(mutex_);
+  auto next = handles_.upper_bound(at);
+  if (next == handles_.begin()) return std::nullopt;
+  const Allocation& a = std::prev(next)->second;
+  uint64_t id = 0;
+  bool is_whole = a.kind == Allocation::Kind::kIpc;
+  if (at >= a.base + a.bytes || !query(&id, is_whole ? kBufferId : kMemoryBlockId, at) ||
+      id != a.id)
+    return std::nullopt;
+  return a;
 }
 
 // Memory of cuMemAlloc(), which cudaMalloc() calls.

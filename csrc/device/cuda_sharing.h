@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "device/cuda_api.h"
@@ -32,6 +33,7 @@ class CudaSharing {
   Status query(void* value, int which, cuda::CUdeviceptr at) {
     return check(api_.cuPointerGetAttribute(value, which, at), "cuPointerGetAttribute");
   }
+  std::optional<Allocation> find_known(cuda::CUdeviceptr at);
   // The allocation that contains the address.
   Result<Allocation> export_one(cuda::CUdeviceptr at);
   Status locate_whole(Allocation& a, cuda::CUdeviceptr at);

@@ -11,8 +11,9 @@ namespace smddp::intranode {
 namespace {
 
 constexpr size_t kRefusalBytes = 512;
-// The smallest piece in which a driver maps memory.
-constexpr size_t kPieceBytes = 2 << 20;
+// torch's expandable segments consist of pieces of this size, or more (c10/core/AllocatorConfig.h). Those for tensors of
+// up to 1 MiB have pieces of 2 MiB: such a tensor lies in two of them at most.
+constexpr size_t kPieceBytes = 20 << 20;
 
 }  // namespace
 

@@ -312,6 +312,36 @@ TEST(CudaDevice, MemoryThatTakesAnAddressAgainIsExportedAnew) {
   }
 }
 
+TEST(CudaDevice, KnownMemoryTakesOneQuestionToTheDriver) {
+  auto owner = gpu();
+  auto calls = stub<int (*)(const char*)>("stub_calls");
+  for (Kind kind : {kMalloc, kExpandable}) {
+    std::byte* memory = allocate(8192, kind);
+    auto exported = value_of(owner->export_memory(memory, 8192));
+    int asked = calls("cuPointerGetAttribute"), ranges = calls("cuMemGetAddressRange");
+    auto again = value_of(owner->export_memory(memory + 100, 1));
+    EXPECT_EQ(calls("cuPointerGetAttribute"), asked + 1);
+    EXPECT_EQ(calls("cuMemGetAddressRange"), ranges);
+    EXPECT_EQ(again[0].id, exported[0].id);
+    free_memory(memory);
+  }
+}
+
+// torch maps 20 MiB at once for it. What is offered goes to all ranks of the host in each call.
+TEST(CudaDevice, AnOfferOfALargeTensorIsShort) {
+  constexpr size_t kPiece = 20 << 20, kPieces = 5;
+  auto owner = gpu();
+  std::byte* at = reserve(kPieces * kPiece);
+  for (size_t i = 0; i < kPieces; ++i) allocate(kPiece, kExpandable, at + i * kPiece);
+  Extent tensor{at + 512, (kPieces - 1) * kPiece};
+  size_t room = intranode::MemoryOffer::encoded_bytes({tensor.bytes});
+  EXPECT_LT(room, 2048u);
+  std::vector<std::byte> wire(room);
+  intranode::MemoryOffer::make(*owner, {}, {tensor}).encode(wire.data(), room);
+  EXPECT_EQ(value_of(intranode::MemoryOffer::decode(wire.data(), room)).refusal(), "");
+  for (size_t i = 0; i < kPieces; ++i) free_memory(at + i * kPiece);
+}
+
 TEST(CudaDevice, APieceOfAnOfferEndsWhereTheNextOneBegins) {
   auto owner = gpu(), reader = gpu();
   std::byte* first = allocate(8192, kExpandable, reserve(16384));
@@ -366,6 +396,7 @@ TEST(Gdr, ErrorsSayWhyItCannotBeUsed) {
 
 TEST(CudaDevice, FlagsAreInPinnedMemoryUnlessGdrcopyIsChosen) {
   auto device = gpu();
+  ASSERT_TRUE(device->create_flags().ok());  // opens the library
   DebugSetting none("libgdrapi", "");
   auto flags = value_of(device->create_flags());
   EXPECT_FALSE(device->export_memory(flags->on_device(5), 4).ok());
