@@ -1,5 +1,7 @@
 #include "gpu/chunk_carrier.h"
 
+#include <sys/prctl.h>
+
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -69,6 +71,8 @@ void ChunkCarrier::push(std::shared_ptr<Chunk> chunk) {
 
 // Starts the collectives of the chunks in order, each once its chunk is copied out, until the pipeline is broken.
 void ChunkCarrier::run() {
+  // Else a nap of 20 us takes 90, and 41 with it (2026-11-29, Intel Xeon).
+  (void)prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
   std::unique_lock lock(mutex_);
   uint64_t since = 0;  // when this chunk became the next
   while (true) {
