@@ -21,7 +21,8 @@ using EventPtr = std::shared_ptr<HostEvent>;
 
 constexpr int kNeverWritten = 0xbd;
 
-HostStream& host_stream(Stream stream) { return *static_cast<HostStream*>(stream); }
+using StreamPtr = std::shared_ptr<HostStream>;
+HostStream& host_stream(Stream stream) { return **static_cast<StreamPtr*>(stream); }
 const EventPtr& host_event(Event event) { return *static_cast<EventPtr*>(event); }
 
 size_t pages(size_t bytes) { return align_up(bytes, static_cast<size_t>(sysconf(_SC_PAGESIZE))); }
@@ -58,6 +59,7 @@ HostCommand lasting(std::chrono::microseconds duration, Half half) {
 
 HostDevice::~HostDevice() {
   destroy_lanes();
+  queues_.clear();  // nothing uses the memory any more
   while (!allocations_.empty()) free(reinterpret_cast<void*>(allocations_.begin()->first));
 }
 
@@ -117,9 +119,14 @@ Result<Stream> HostDevice::create_stream() {
   std::lock_guard context(context_);
   std::unique_ptr<HardwareQueue>& queue = queues_[streams_++ % queues_.size()];
   if (!queue) queue = std::make_unique<HardwareQueue>();
-  return static_cast<Stream>(new HostStream(*queue));
+  return static_cast<Stream>(new StreamPtr(std::make_shared<HostStream>(*queue)));
 }
-void HostDevice::destroy_stream(Stream stream) { delete static_cast<HostStream*>(stream); }
+void HostDevice::destroy_stream(Stream stream) {
+  if (stream == nullptr) return;
+  std::lock_guard context(context_);
+  host_stream(stream).close();
+  delete static_cast<StreamPtr*>(stream);
+}
 Result<Event> HostDevice::create_event() {
   std::lock_guard context(context_);
   return static_cast<Event>(new EventPtr(std::make_shared<HostEvent>()));

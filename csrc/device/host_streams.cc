@@ -23,12 +23,12 @@ HardwareQueue::~HardwareQueue() {
   thread_.join();
 }
 
-void HardwareQueue::push(HostStream& stream, HostCommand command) {
+void HardwareQueue::push(std::shared_ptr<HostStream> stream, HostCommand command) {
   {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return stream.pushed_ - stream.run_ < kCommands; });
-    entries_.push_back({&stream, std::move(command)});
-    ++stream.pushed_;
+    changed_.wait(lock, [&] { return stream->pushed_ - stream->run_ < kCommands; });
+    ++stream->pushed_;
+    entries_.push_back({std::move(stream), std::move(command)});
   }
   changed_.notify_all();
 }
@@ -38,13 +38,6 @@ void HardwareQueue::drain(HostStream& stream) {
   changed_.wait(lock, [&, until = stream.pushed_] { return stream.run_ >= until; });
 }
 
-void HardwareQueue::remove(HostStream& stream) {
-  std::unique_lock lock(mutex_);
-  stream.removed_ = true;
-  std::erase_if(entries_, [&](const Entry& entry) { return entry.stream == &stream; });
-  changed_.wait(lock, [&] { return running_ != &stream; });
-}
-
 void HardwareQueue::run() {
   std::unique_lock lock(mutex_);
   while (true) {
@@ -52,14 +45,11 @@ void HardwareQueue::run() {
     if (stop_) return;
     Entry entry = std::move(entries_.front());
     entries_.pop_front();
-    running_ = entry.stream;
     lock.unlock();
-    while (!entry.command() && !entry.stream->removed_ && !stop_)
-      std::this_thread::sleep_for(kLook);
+    while (!entry.command() && !stop_) std::this_thread::sleep_for(kLook);
     entry.command = nullptr;
     lock.lock();
     ++entry.stream->run_;
-    running_ = nullptr;
     changed_.notify_all();
   }
 }
@@ -69,7 +59,7 @@ Status HostStream::submit(HostCommand command) {
     recording_->commands.push_back(std::move(command));
     ++clock_[this];
   } else {
-    queue_.push(*this, std::move(command));
+    queue_.push(shared_from_this(), std::move(command));
   }
   return {};
 }

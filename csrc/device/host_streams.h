@@ -4,7 +4,9 @@
 // them, with the rules of CUDA: a stream joins a recording when it waits for an event of it, streams of two
 // recordings do not mix, and all must have joined the first one again at the end.
 //
-// HostDevice calls it, with its context locked but for drain() and remove().
+// The work of a stream that is destroyed goes on, as on a GPU.
+//
+// HostDevice calls it, with its context locked but for drain().
 #pragma once
 
 #include <atomic>
@@ -44,14 +46,13 @@ class HardwareQueue {
  public:
   HardwareQueue() : thread_([this] { run(); }) {}
   ~HardwareQueue();
-  void push(HostStream& stream, HostCommand command);  // waits for room in the stream
+  // Waits for room in the stream.
+  void push(std::shared_ptr<HostStream> stream, HostCommand command);
   void drain(HostStream& stream);
-  // Its commands that have not run by now never run.
-  void remove(HostStream& stream);
 
  private:
   struct Entry {
-    HostStream* stream;
+    std::shared_ptr<HostStream> stream;
     HostCommand command;
   };
   void run();
@@ -59,17 +60,17 @@ class HardwareQueue {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Entry> entries_;
-  HostStream* running_ = nullptr;
   std::atomic<bool> stop_{false};
   std::thread thread_;  // last: it uses the others
 };
 
-class HostStream {
+class HostStream : public std::enable_shared_from_this<HostStream> {
  public:
   explicit HostStream(HardwareQueue& queue) : queue_(queue) {}
-  ~HostStream() {
+  // Nothing more is submitted to it.
+  void close() {
     if (recording_) recording_->streams.erase(this);
-    queue_.remove(*this);
+    recording_.reset();
   }
 
   Status submit(HostCommand command);
@@ -85,7 +86,6 @@ class HostStream {
   friend class HardwareQueue;
   HardwareQueue& queue_;
   uint64_t pushed_ = 0, run_ = 0;  // the queue's
-  std::atomic<bool> removed_{false};
   std::shared_ptr<HostRecording> recording_;
   HostClock clock_;
 };

@@ -245,6 +245,23 @@ TEST(HostDevice, RecordsWhatJoinsARecordingAndRefusesTheRest) {
   for (device::Event each : {event, back}) gpu.destroy_event(each);
 }
 
+TEST(HostDevice, TheWorkOfADestroyedStreamGoesOn) {
+  HostDevice gpu;
+  auto* at = static_cast<std::byte*>(gpu.allocate(8192).value());
+  at[0] = std::byte{42};
+  device::Stream first = gpu.create_stream().value(), second = gpu.create_stream().value();
+  device::Event copied = gpu.create_event().value();
+  gpu.set_duration(std::chrono::milliseconds(20));
+  ASSERT_TRUE(gpu.copy(first, at + 4096, at, 4096).ok());
+  ASSERT_TRUE(gpu.record(copied, first).ok());
+  gpu.destroy_stream(first);
+  ASSERT_TRUE(gpu.wait(second, copied).ok());
+  gpu.destroy_event(copied);
+  ASSERT_TRUE(gpu.synchronize(second).ok());
+  EXPECT_EQ(at[4096], std::byte{42});
+  gpu.destroy_stream(second);
+}
+
 TEST(HostDevice, AStreamThatWaitsHoldsUpTheOthersOfItsHardwareQueue) {
   HostDevice gpu;
   std::vector<device::Stream> streams;
