@@ -111,7 +111,8 @@ def promise(phase: str, fault: str, way: Way) -> Promise | None:
         if phase == "start-up" and fault == "no descriptors":
             return Promise("all name the rank and the reason in 6 s", (name, "could not"), 6)
         if phase == "start-up":  # the C library itself may end the process
-            return Promise("named at the limit of making a group", (name,), JOIN + 6)
+            words = (f" {way.victim} ",)  # without its host where it has told nothing
+            return Promise("named at the limit of making a group", words, JOIN + 6)
         # To connect takes both: a rank without them may seem dead, silent or late.
         words = (name, "Too many open files", "Cannot allocate memory")
         text = "goes on, or the rank or the reason is named, at the deadline at the latest"
@@ -153,6 +154,12 @@ CELLS = [
 def prepare(ctx: Context) -> None:
     extension.load()  # here, not after the fault
     signal.signal(signal.SIGUSR2, lambda *_: os._exit(3))
+
+
+def make_a_group_alone(ctx: Context) -> None:
+    """A process's first group imports much, which takes descriptors and memory."""
+    dist.init_process_group("smddp", store=dist.HashStore(), rank=0, world_size=1)
+    dist.destroy_process_group()
 
 
 _stores: list[dist.Store] = []
@@ -253,6 +260,8 @@ class Cell:
     def set_up(self) -> None:
         world = self.world
         world.run(prepare)
+        if self.fault in LIMITS:
+            world.run(make_a_group_alone)
         world.run(connect)
         if self.phase == "start-up":
             if self.fault != "store death":
