@@ -179,7 +179,10 @@ void RemoteWatch::find_silent(uint64_t now, bool or_left) noexcept {
     for (size_t i = 0; i < remotes_.size(); ++i) {
       const liveness::Verdict& verdict = ask(i, now);
       bool left = or_left && verdict.left_from != UINT64_MAX;
-      bool lost = verdict.lost_rank == members_.rank();
+      uint64_t& lost_us_ns = remotes_[i].lost_us_ns;
+      if (verdict.lost_rank == members_.rank() && lost_us_ns == 0) lost_us_ns = now;
+      // What it had sent before may be on the way for a moment.
+      bool lost = lost_us_ns != 0 && now - lost_us_ns >= kLookNs;
       if (left || lost || verdict.ended || verdict.silent_ns >= kQuietNs)
         remote_.expect_nothing(remotes_[i].rank);
     }

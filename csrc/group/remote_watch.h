@@ -68,6 +68,7 @@ class RemoteWatch {
     uint64_t broken_ns = 0;                // 0: its connection works
     Status why_broken;
     std::string why_lost;       // once the group has given it up
+    uint64_t lost_us_ns = 0;    // when find_silent() heard that it has given this rank up
     liveness::Verdict verdict;  // the latest, if nothing has moved since
     uint64_t verdict_ns = 0;    // when it was given
   };
