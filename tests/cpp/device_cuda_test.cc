@@ -484,7 +484,7 @@ void count_commands(const std::string& layout, size_t bytes, int commands_of_eac
 // one of copies, and the end's event. Of more bytes: an event and a wait for each stream that copies as well.
 TEST(CudaDevice, AnAllGatherTakesFewCallsOfTheDriver) {
   count_commands("aa", 512 << 10, 2 + 5);
-  count_commands("aaaaaaaa", 8192, 2 + 5);
+  count_commands("aaaaaaaa", 128 << 10, 2 + 5);
   count_commands("aa", 1 << 20, 2 + 11);
   count_commands("aaaaaaaa", 1 << 20, 2 + 26);
 }
