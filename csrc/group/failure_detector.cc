@@ -94,7 +94,8 @@ bool FailureDetector::watch(uint64_t now) {
   if (std::exchange(moved_lately_, false)) moved_ns_ = now;
   if (health_.ok() && !moved_) check_neighbors(now);
   if (health_.ok()) {
-    if (Status fine = remote_watch_.look(now); !fine) fail(std::move(fine));
+    bool one_gave_up = told_cause() != nullptr;
+    if (Status fine = remote_watch_.look(now, one_gave_up); !fine) fail(std::move(fine));
   }
   if (health_.ok() && !moved_) check_deadline(now);
   return !health_.ok();

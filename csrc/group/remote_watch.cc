@@ -71,12 +71,13 @@ void RemoteWatch::on_sent_all(Rank source, uint64_t seq) {
   ++remote.said_sent_all;
 }
 
-Status RemoteWatch::look(uint64_t now) {
+Status RemoteWatch::look(uint64_t now, bool one_gave_up) {
   if (now < next_look_ns_ || (fragments_.in_flight().empty() && broken_ == 0)) return {};
   next_look_ns_ = now + kLookNs;
   find_awaited(now);
+  bool anew = one_gave_up && !std::exchange(asked_anew_, true);
   for (size_t i = 0; i < remotes_.size(); ++i) {
-    if (Status status = judge(i, now); !status) return status;
+    if (Status status = judge(i, now, one_gave_up, anew); !status) return status;
   }
   return {};
 }
@@ -106,18 +107,18 @@ void RemoteWatch::find_awaited(uint64_t now) {
   }
 }
 
-Status RemoteWatch::judge(size_t i, uint64_t now) {
+Status RemoteWatch::judge(size_t i, uint64_t now, bool one_gave_up, bool anew) {
   Remote& remote = remotes_[i];
   if (remote.broken_ns == UINT64_MAX) remote.broken_ns = now;
   bool broken = remote.broken_ns != 0;
   uint64_t quiet = remote.awaited ? now - remote.quiet_since_ns : 0;
   remote.verdict = {};
-  if (quiet < kQuietNs && !broken) return {};
+  if (quiet < kQuietNs && !broken && !(one_gave_up && remote.awaited)) return {};
   if (broken && remote.why_broken.code() == Code::kUnavailable) return at_limit(remote);
   // It may have been lost before this group could be told.
   if (!broken && remote_.transport().is_lost(remote_.peer(remote.rank)))
     on_lost(remote_.peer(remote.rank), {Code::kPeerLost, "it was lost before"});
-  const liveness::Verdict& verdict = ask(i, now);
+  const liveness::Verdict& verdict = ask(i, now, anew);
   bool left = verdict.left_from != UINT64_MAX;
   if (left && (verdict.left_from <= fragments_.first_incomplete() || quiet >= kInFlightNs))
     return {Code::kAborted, verdict.reason};
@@ -163,10 +164,10 @@ std::string RemoteWatch::silent(uint64_t silent_ns) const {
          seconds_text(silence_ns_) + ")";
 }
 
-const liveness::Verdict& RemoteWatch::ask(size_t i, uint64_t now) {
+const liveness::Verdict& RemoteWatch::ask(size_t i, uint64_t now, bool anew) {
   Remote& remote = remotes_[i];
   if (liveness_.service != nullptr && liveness_.processes[i]) {
-    remote.verdict = liveness_.service->ask(*liveness_.processes[i], key_);
+    remote.verdict = liveness_.service->ask(*liveness_.processes[i], key_, anew);
     remote.verdict_ns = now;
   }
   return remote.verdict;
@@ -175,9 +176,10 @@ const liveness::Verdict& RemoteWatch::ask(size_t i, uint64_t now) {
 void RemoteWatch::find_silent(uint64_t now, bool or_left) noexcept {
   if (now < next_look_ns_) return;
   next_look_ns_ = now + kLookNs;
+  bool anew = !std::exchange(asked_anew_, true);
   try {
     for (size_t i = 0; i < remotes_.size(); ++i) {
-      const liveness::Verdict& verdict = ask(i, now);
+      const liveness::Verdict& verdict = ask(i, now, anew);
       bool left = or_left && verdict.left_from != UINT64_MAX;
       uint64_t& lost_us_ns = remotes_[i].lost_us_ns;
       if (verdict.lost_rank == members_.rank() && lost_us_ns == 0) lost_us_ns = now;

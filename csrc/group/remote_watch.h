@@ -37,8 +37,9 @@ class RemoteWatch {
   // True if look() has to be called though the group has nothing in flight.
   bool has_broken() const { return broken_ > 0; }
   // Not ok: why the group can't go on; kAborted: the reason of a remote rank that has left it from a fragment on that
-  // is needed here. Cheap if called more often than needed.
-  Status look(uint64_t now);
+  // is needed here. Cheap if called more often than needed. `one_gave_up`: a rank has given the group up, so that those
+  // that are waited for may have, too, and can't tell: they are asked at once.
+  Status look(uint64_t now, bool one_gave_up = false);
   // Not ok if `rank`, of another host, has ended, is silent, or has left the group, whatever is under way.
   Status ask_now(Rank rank, uint64_t now);
   // Once the group is broken, or is left: finds the ranks that do not answer, or have lost this one and so can't tell it
@@ -74,8 +75,8 @@ class RemoteWatch {
   };
 
   void find_awaited(uint64_t now);
-  Status judge(size_t i, uint64_t now);
-  const liveness::Verdict& ask(size_t i, uint64_t now);
+  Status judge(size_t i, uint64_t now, bool one_gave_up, bool anew);
+  const liveness::Verdict& ask(size_t i, uint64_t now, bool anew = false);
   Status lost(Remote& remote, const std::string& what);
   Status at_limit(const Remote& remote);
   std::string ended(size_t i) const;
@@ -91,6 +92,7 @@ class RemoteWatch {
   std::vector<Remote> remotes_;    // in the order of RemotePeers::ranks()
   std::vector<uint32_t> by_rank_;  // where in remotes_
   int broken_ = 0;
+  bool asked_anew_ = false;  // since a rank gave the group up
   uint64_t next_look_ns_ = 0;
 };
 

@@ -62,9 +62,9 @@ Reach Liveness::reach(Process process) const { return prober_->reach(process); }
 
 void Liveness::give_up_reaching(Process process) { prober_->give_up_reaching(process); }
 
-Verdict Liveness::ask(Process process, const JobKey& group) {
+Verdict Liveness::ask(Process process, const JobKey& group, bool anew) {
   bool fresh = false;
-  Verdict verdict = prober_->ask(process, group, now_ns(), &fresh);
+  Verdict verdict = prober_->ask(process, group, now_ns(), anew, &fresh);
   if (fresh) wake();
   return verdict;
 }

@@ -43,8 +43,8 @@ class Liveness {
   Reach reach(Process process) const;
   void give_up_reaching(Process process);
   // What is known by now of a process that takes part in `group`. Never blocks. Goes on asking it for
-  // some seconds: call it again while it matters.
-  Verdict ask(Process process, const JobKey& group);
+  // some seconds: call it again while it matters. `anew`: what is known may be out of date; the next call tells.
+  Verdict ask(Process process, const JobKey& group, bool anew = false);
   std::string text(Process process) const;  // "192.0.2.2:4711"
   // Answers to `group` from now on: this process takes no part in it from fragment `from` on, and can tell its rank
   // `lost` nothing but this way.

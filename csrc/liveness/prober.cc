@@ -45,10 +45,10 @@ Process Prober::meet(const Contact& contact, bool* fresh) {
   return process;
 }
 
-Verdict Prober::ask(Process process, const JobKey& group, uint64_t now, bool* fresh) {
+Verdict Prober::ask(Process process, const JobKey& group, uint64_t now, bool anew, bool* fresh) {
   std::lock_guard lock(mutex_);
   Probe& probe = probe_of(process, group, fresh);
-  if (probe.wanted_until_ns <= now) {
+  if (anew || probe.wanted_until_ns <= now) {
     probe.next_ns = 0;
     *fresh = true;
   }

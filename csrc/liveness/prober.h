@@ -22,8 +22,8 @@ class Prober {
   // Equal contacts give the same process. Asks it once, so that later a refusal means that it has ended.
   // `*fresh`: there is something new to do for the thread.
   Process meet(const Contact& contact, bool* fresh);
-  // What is known by now. Goes on asking for some seconds after the latest call.
-  Verdict ask(Process process, const JobKey& group, uint64_t now, bool* fresh);
+  // What is known by now. Goes on asking for some seconds after the latest call. `anew`: asks again now.
+  Verdict ask(Process process, const JobKey& group, uint64_t now, bool anew, bool* fresh);
   // As of Liveness.
   Reach reach(Process process);
   void give_up_reaching(Process process);

@@ -226,9 +226,15 @@ class ByTheClock : public testing::Test {
     process_ = prober_.meet(contact_, &fresh);
     EXPECT_TRUE(fresh);
   }
-  Verdict ask() {
+  Verdict ask(bool anew = false) {
     bool fresh = false;
-    return prober_.ask(process_, kGroup, now_, &fresh);
+    return prober_.ask(process_, kGroup, now_, anew, &fresh);
+  }
+  // Whether a question goes out now.
+  bool is_asked() {
+    std::vector<pollfd> fds;
+    prober_.watch(fds, now_);
+    return !fds.empty();
   }
   // Time goes on by `ns`, in which the process is asked.
   void pass(uint64_t ns) {
@@ -294,9 +300,16 @@ TEST_F(ByTheClock, AnAnswerWithALongReasonIsNone) {
 TEST_F(ByTheClock, OneThatIsNoLongerWaitedForIsNotAsked) {
   answer();
   now_ += 4 * kSecond;
-  std::vector<pollfd> fds;
-  prober_.watch(fds, now_);
-  EXPECT_TRUE(fds.empty());
+  EXPECT_FALSE(is_asked());
+}
+
+TEST_F(ByTheClock, OneThatHasAnsweredIsAskedAgainAfterASecondOrAnew) {
+  answer();
+  now_ += kSecond / 10;
+  ask();
+  EXPECT_FALSE(is_asked());
+  ask(true);
+  EXPECT_TRUE(is_asked());
 }
 
 TEST_F(ByTheClock, OnlySoManyAreAskedAtOnce) {

@@ -142,6 +142,16 @@ TEST_F(Watched, OneThatHasLeftFromThisFragmentOnIsLost) {
   EXPECT_EQ(look_until(1.5).message(), "why");
 }
 
+TEST_F(Watched, OneThatHasLeftIsAskedAtOnceIfAnotherRankHasGivenUp) {
+  watch(0);
+  answers_->left(kGroup, 0, "why");
+  EXPECT_TRUE(look_until(0.5).ok());
+  uint64_t before = asks_->ask(process_, kGroup).answered_ns;
+  EXPECT_TRUE(watch_->look(now_ += kSecond / 10, true).ok()) << "asks anew";
+  await([&] { return asks_->ask(process_, kGroup).answered_ns != before; });
+  EXPECT_EQ(watch_->look(now_ += kSecond / 10, true).message(), "why");
+}
+
 // It can't tell rank 0 when its writes have ceased.
 TEST_F(Watched, OneThatHasLostThisRankIsNotWaitedFor) {
   answers_->left(kGroup, 0, "rank 0 is lost", 0);

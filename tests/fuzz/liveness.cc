@@ -84,7 +84,7 @@ void answer(fuzz::Input& input) {
     turn(prober, ++now);
     send_all(socket, input.some(255));
   }
-  Verdict verdict = prober.ask(process, {}, ++now, &fresh);
+  Verdict verdict = prober.ask(process, {}, ++now, false, &fresh);
   if (verdict.reason.size() > kReasonBytes) std::abort();
 }
 
