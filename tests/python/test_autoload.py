@@ -265,6 +265,7 @@ def test_a_program_loads_nothing_of_the_package_until_it_chooses_smddp(choice: s
         assert not any("smddp_autoload" in f.__code__.co_filename for f in functions)
         assert not any(hasattr(f._smddp_wraps, "_smddp_wraps") for f in functions)
         train()  # by the function that was taken before
+        torch.distributed.destroy_process_group()
         """,
         DS_ACCELERATOR="cpu",
     )
