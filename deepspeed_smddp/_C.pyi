@@ -76,15 +76,11 @@ class DeviceStatistics(TypedDict):
     kernels: bool
 
 class CudaReport(TypedDict):
-    """From NVIDIA's driver: the API's version, the GPUs, pairs of GPUs without peer access.
-
-    ``gdrcopy`` is GDRCopy's version, or the reason why it is not used; empty if it is not chosen.
-    """
+    """From NVIDIA's driver: the API's version, the GPUs, pairs of GPUs without peer access."""
 
     version: str
     devices: list[str]
     apart: list[tuple[int, int]]
-    gdrcopy: str
 
 class ProcessGroupSMDDP(Backend):
     """A group whose AllGather, ReduceScatter, AllReduce and barrier are smddp's own.

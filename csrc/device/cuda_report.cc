@@ -1,8 +1,8 @@
 #include "device/cuda_report.h"
 
-#include "common/env.h"
+#include <utility>
+
 #include "device/cuda_api.h"
-#include "device/gdr_flags.h"
 
 namespace smddp::device {
 
@@ -38,12 +38,7 @@ Result<CudaReport> cuda_report() {
       if (there == 0 || back == 0) report.apart.emplace_back(i, j);
     }
   }
-  if (!s) return s;
-  std::string library = env::debug("libgdrapi");
-  if (library.empty()) return report;
-  auto gdrcopy = gdrcopy_version(library);
-  report.gdrcopy = gdrcopy ? gdrcopy.value() : gdrcopy.status().message();
-  return report;
+  return s ? Result<CudaReport>(std::move(report)) : Result<CudaReport>(s);
 }
 
 }  // namespace smddp::device

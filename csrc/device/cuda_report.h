@@ -14,7 +14,6 @@ struct CudaReport {
   std::string version;                     // of the driver's API, for example "12.4"
   std::vector<std::string> devices;        // names, with the number of multiprocessors
   std::vector<std::pair<int, int>> apart;  // pairs of GPUs that can't read each other's memory
-  std::string gdrcopy;  // GDRCopy's version, or why it is not used; empty: it is not chosen
 };
 
 // What the driver reports, or why there is no driver. Creates no context on any GPU.

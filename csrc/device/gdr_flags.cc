@@ -41,8 +41,7 @@ struct Gdr {
 #define SMDDP_MEMBER(type, name, parameters) type(*name) parameters = nullptr;
   SMDDP_GDR_FUNCTIONS(SMDDP_MEMBER)
 #undef SMDDP_MEMBER
-  void* connection = nullptr;  // never closed: mappings may live as long as the process
-  std::string version;
+  void* connection = nullptr;
 };
 
 Result<Gdr> Gdr::open(const std::string& path) {
@@ -70,8 +69,7 @@ Result<Gdr> Gdr::open(const std::string& path) {
     return refuse(std::string(" has no ") + missing + ": GDRCopy 2.0 or newer is needed");
   int major = 0, minor = 0;
   gdr.gdr_runtime_get_version(&major, &minor);
-  gdr.version = text(major, minor);
-  if (major != kMajor) return refuse(" is version " + gdr.version + "; 2.x is needed");
+  if (major != kMajor) return refuse(" is version " + text(major, minor) + "; 2.x is needed");
   gdr.connection = gdr.gdr_open();
   if (gdr.connection == nullptr)
     return refuse(" does not find /dev/gdrdrv: load the kernel module gdrdrv");
@@ -94,6 +92,7 @@ class FlagsOnGpu final : public HostFlags {
   ~FlagsOnGpu() override {
     if (here_ != nullptr) gdr_.gdr_unmap(gdr_.connection, handle_, here_, kGpuPage);
     if (pinned_) gdr_.gdr_unpin_buffer(gdr_.connection, handle_);
+    gdr_.gdr_close(gdr_.connection);
     device_.free(memory_);
   }
   Status map() {
@@ -120,7 +119,7 @@ class FlagsOnGpu final : public HostFlags {
 
  private:
   Device& device_;
-  const Gdr& gdr_;
+  const Gdr gdr_;
   void* const memory_;
   const uintptr_t page_;  // in `memory_`
   Handle handle_{};
@@ -131,18 +130,16 @@ class FlagsOnGpu final : public HostFlags {
 }  // namespace
 
 Result<std::unique_ptr<HostFlags>> flags_on_gpu(Device& device) {
-  static const auto* gdr = new Result<Gdr>(Gdr::open(env::debug("libgdrapi")));
-  if (!*gdr) return gdr->status();
   auto memory = device.allocate(2 * kGpuPage);
   if (!memory) return memory.status();
-  auto flags = std::make_unique<FlagsOnGpu>(device, gdr->value(), memory.value());
+  auto gdr = Gdr::open(env::debug("libgdrapi"));
+  if (!gdr) {
+    device.free(memory.value());
+    return gdr.status();
+  }
+  auto flags = std::make_unique<FlagsOnGpu>(device, gdr.value(), memory.value());
   if (Status mapped = flags->map(); !mapped) return mapped;
   return std::unique_ptr<HostFlags>(std::move(flags));
-}
-
-Result<std::string> gdrcopy_version(const std::string& library) {
-  auto gdr = Gdr::open(library);
-  return gdr ? Result<std::string>(gdr.value().version) : gdr.status();
 }
 
 }  // namespace smddp::device

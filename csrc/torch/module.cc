@@ -187,7 +187,6 @@ py::dict cuda_report() {
   d["version"] = report.value().version;
   d["devices"] = report.value().devices;
   d["apart"] = report.value().apart;
-  d["gdrcopy"] = report.value().gdrcopy;
   return d;
 }
 

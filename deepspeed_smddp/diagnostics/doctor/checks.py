@@ -232,13 +232,6 @@ def gpu_findings() -> Iterator[Finding]:
     kernels = extension.core.device_statistics()["kernels"]
     more = "not built in: build again on a machine with nvcc, or set reduce_on to cpu"
     yield Finding("GPU kernels", "built in") if kernels else limited("GPU kernels", more)
-    if gdrcopy := report["gdrcopy"]:
-        yield Finding(
-            "GDRCopy",
-            f"version {gdrcopy}: flags between hosts lie in GPU memory"
-            if gdrcopy[0].isdigit()
-            else f"not used ({gdrcopy}); flags between hosts lie in pinned host memory",
-        )
     yield _gpu_way(kernels)
 
 
