@@ -91,18 +91,18 @@ Result<Allocation> CudaSharing::export_one(CUdeviceptr at) {
   return handles_[a.base] = a;
 }
 
-// The driver's id shows that it is still that memory.
 std::optional<Allocation> CudaSharing::find_known(CUdeviceptr at) {
   std::lock_guard lock(mutex_);
   auto next = handles_.upper_bound(at);
   if (next == handles_.begin()) return std::nullopt;
   const Allocation& a = std::prev(next)->second;
+  return at < a.base + a.bytes && lives(a, at) ? std::optional(a) : std::nullopt;
+}
+
+bool CudaSharing::lives(const Allocation& a, CUdeviceptr at) {
   uint64_t id = 0;
-  bool is_whole = a.kind == Allocation::Kind::kIpc;
-  if (at >= a.base + a.bytes || !query(&id, is_whole ? kBufferId : kMemoryBlockId, at) ||
-      id != a.id)
-    return std::nullopt;
-  return a;
+  int which = a.kind == Allocation::Kind::kIpc ? kBufferId : kMemoryBlockId;
+  return query(&id, which, at) && id == a.id;
 }
 
 // Memory of cuMemAlloc(), which cudaMalloc() calls.
@@ -187,9 +187,8 @@ size_t CudaSharing::recall(const void* address, size_t bytes) {
 void CudaSharing::close_freed() {
   for (auto at = handles_.begin(); at != handles_.end();) {
     auto known = at++;
-    uint64_t id = 0;
     if (known->second.kind != Allocation::Kind::kShareable) continue;
-    if (!query(&id, kMemoryBlockId, known->first) || id != known->second.id) forget(known);
+    if (!lives(known->second, known->first)) forget(known);
   }
 }
 

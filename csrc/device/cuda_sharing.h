@@ -34,6 +34,8 @@ class CudaSharing {
     return check(api_.cuPointerGetAttribute(value, which, at), "cuPointerGetAttribute");
   }
   std::optional<Allocation> find_known(cuda::CUdeviceptr at);
+  // Whether the driver's id at an address of the allocation still is its own.
+  bool lives(const Allocation& a, cuda::CUdeviceptr at);
   // The allocation that contains the address.
   Result<Allocation> export_one(cuda::CUdeviceptr at);
   Status locate_whole(Allocation& a, cuda::CUdeviceptr at);

@@ -62,9 +62,12 @@ def start_and_poll(ctx: Context) -> None:
         time.sleep(0.02)
     assert not work.is_success()
     assert work.exception() is not None
-    for future in (early, work.get_future()):  # a thread of its own completes it
-        with pytest.raises(RuntimeError, match="all_reduce"):
-            future.wait()
+    with pytest.raises(RuntimeError, match="all_reduce"):
+        early.wait()  # a thread of its own completes it
+    late = work.get_future()
+    assert late.done()
+    with pytest.raises(RuntimeError, match="all_reduce"):
+        late.wait()
     work.wait()  # raises
     raise AssertionError("the work holds no error")
 
