@@ -8,6 +8,7 @@
 #include <linux/seccomp.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <barrier>
 
 #include <cstddef>
 #include <cstdlib>
@@ -493,6 +494,7 @@ TEST(CudaDevice, AnAllGatherTakesFewCallsOfTheDriver) {
 // A group on the CUDA device. The memory of each rank consists of pieces, of different sizes in each rank.
 TEST(CudaDevice, RunsAllReduceOnMemoryInSeveralPieces) {
   constexpr size_t kCount = 5000;  // floats; 4096 bytes hold 1024
+  std::barrier ended(3);
   run_world("aaa", [&](RankContext& context) {
     auto device = gpu();
     GroupRank r(context, *device);
@@ -505,6 +507,7 @@ TEST(CudaDevice, RunsAllReduceOnMemoryInSeveralPieces) {
     auto* data = reinterpret_cast<float*>(memory);
     for (size_t i = 0; i < kCount; ++i) data[i] = static_cast<float>(i % 100 + context.rank);
     Status s = r.run(Job(r).reduce(data, kCount));
+    ended.arrive_and_wait();  // the others need this rank's handles, also where it fails
     if (device::cuda_kernels() == nullptr) {
       EXPECT_TRUE(says(s, "this build has no kernels"));
     } else {
